@@ -1,0 +1,92 @@
+"""Finding a model or a head: a local directory, a GGUF file, or a Hugging Face Hub id.
+
+Only tensors are ever read from them: safetensors and GGUF. Nothing is unpickled and no remote code runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eagle_graphs import EagleError
+from eagle_graphs.manifest import Source
+
+PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A model's or a head's files."""
+
+    name: str
+    directory: Path
+    gguf_file: str | None
+    """File inside `directory` when the checkpoint is a GGUF file."""
+    revision: str | None
+
+    def source(self) -> Source:
+        """Its identity: what the tensors and the config were read from, by content."""
+        if self.gguf_file is not None:
+            files = [self.directory / self.gguf_file]
+        else:
+            files = sorted((*self.directory.glob("*.safetensors"), self.directory / "config.json"))
+        return Source(name=self.name, revision=self.revision, files={f.name: sha256(f) for f in files})
+
+    def config(self) -> dict[str, Any]:
+        """config.json. Raises EagleError where it is missing or not a JSON object."""
+        path = self.directory / "config.json"
+        try:
+            data = json.loads(path.read_text("utf-8"))
+        except FileNotFoundError:
+            raise EagleError(f"{self.directory} has no config.json: name the directory of a checkpoint") from None
+        except ValueError as error:
+            raise EagleError(f"{path} is not JSON: {error}") from None
+        if not isinstance(data, dict):
+            raise EagleError(f"{path} holds {type(data).__name__}; expected an object")
+        return data
+
+
+def find_checkpoint(where: str, *, what: str) -> Checkpoint:
+    """The checkpoint at a path or Hub id. `what` ("target", "head") is for messages. Raises EagleError."""
+    path = Path(where).expanduser()
+    if path.is_dir():
+        return Checkpoint(name=path.resolve().name, directory=path, gguf_file=None, revision=None)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise EagleError(f"{what}: there is no file {where}")
+        with path.open("rb") as file:
+            magic = file.read(4)
+        if magic != b"GGUF":
+            raise EagleError(f"{what}: {where} is not a GGUF file (it begins with {magic!r})")
+        return Checkpoint(name=path.stem, directory=path.parent, gguf_file=path.name, revision=None)
+    if path.exists():
+        raise EagleError(f"{what}: {where} is a file; expected a checkpoint directory, a .gguf file or a Hub id")
+    return _from_hub(where, what=what)
+
+
+def _from_hub(repo: str, *, what: str) -> Checkpoint:
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    if repo.startswith((".", "/", "~")) or repo.count("/") > 1:
+        raise EagleError(f"{what}: there is no directory or .gguf file {repo}")
+    try:
+        directory = Path(huggingface_hub.snapshot_download(repo, allow_patterns=PATTERNS))
+    except HFValidationError:
+        raise EagleError(f"{what}: {repo} is neither a directory, a .gguf file nor a Hub id") from None
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise EagleError(
+            f"{what}: {repo} is no local path and could not be fetched from the Hugging Face Hub ({reason}): "
+            "check the name and the connection, or download it and name its directory"
+        ) from None
+    return Checkpoint(name=repo, directory=directory, gguf_file=None, revision=directory.name)
+
+
+def sha256(path: Path) -> str:
+    """Hex SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,208 @@
+"""The export, step by step: checkpoint -> trace -> lower -> validate -> bundle."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import onnx_ir as ir
+from torch import nn
+
+from eagle_calibration.prompts import load_prompts
+from eagle_exporter import proof
+from eagle_exporter.bundle import WeightFile, file_entries, staged
+from eagle_exporter.checkpoint import Checkpoint, find_checkpoint
+from eagle_exporter.eagle3 import Eagle3Head
+from eagle_exporter.heads import Head, load_head
+from eagle_exporter.report import Report, Steps, versions
+from eagle_exporter.target import Target, TargetGraph, load_target
+from eagle_exporter.tokenizer import prompt_tokens, save_tokenizer
+from eagle_exporter.trace import trace
+from eagle_exporter.validate import compare_draft, compare_target
+from eagle_graphs import EagleError, GraphPorts, KVGeometry, Manifest, Profile, draft_ports, target_ports
+from eagle_graphs.lowering import lower_for_onnxruntime_cpu
+from eagle_graphs.manifest import FILE_NAME, Engine, HeadInfo, Limits, TargetInfo
+
+GREEDY_TOKENS = 32
+MEASURED_TOKENS = 64
+REPORT = "export-report.json"
+_BACKEND_DIRECTORY = "onnxruntime-cpu-fp32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """What to export. Raises EagleError on sizes that cannot be."""
+
+    model: str
+    draft: str
+    profiles: tuple[Profile, ...]
+    out: Path
+    capacity: int | None
+    """Cache rows; None for 2048 or the model's own limit, whichever is less."""
+    prefill_chunk: int | None
+    """Prompt tokens of one pass; None for 256 or the capacity, whichever is less."""
+
+    def limits(self, max_positions: int) -> Limits:
+        """The bundle's sizes for a model of so many positions."""
+        capacity = min(2048, max_positions) if self.capacity is None else self.capacity
+        if not 1 <= capacity <= max_positions:
+            raise EagleError(f"--capacity is {capacity}; this model takes 1 to {max_positions} positions")
+        chunk = min(256, capacity) if self.prefill_chunk is None else self.prefill_chunk
+        if not 1 <= chunk <= capacity:
+            raise EagleError(f"--prefill-chunk is {chunk}; expected 1 to the capacity, {capacity}")
+        passes = [chunk, *(max(p.nodes, p.top_k * (p.depth - 1)) for p in self.profiles)]
+        return Limits(capacity=capacity, prefill_chunk=chunk, buffer_rows=capacity + max(passes))
+
+
+def export(options: ExportOptions, steps: Steps) -> Report:
+    """Makes the bundle and returns its report. Raises EagleError; then nothing is left behind."""
+    with staged(options.out) as directory:
+        with steps("load and check"):
+            model, draft = find_checkpoint(options.model, what="target"), find_checkpoint(options.draft, what="head")
+            target = load_target(model)
+            head = load_head(draft, target.config)
+            graphs = _Graphs.of(target, head, top_k=max(profile.top_k for profile in options.profiles))
+            limits = options.limits(int(target.config.max_position_embeddings))
+            tokenizer = save_tokenizer(target.tokenizer, directory)
+            prompts = prompt_tokens(target.tokenizer, load_prompts(), longest=limits.capacity - MEASURED_TOKENS)
+        with steps("trace target with feature taps"):
+            target_graph = trace(graphs.target, graphs.target_ports)
+        with steps("trace head"):
+            draft_graph = trace(graphs.head, graphs.draft_ports)
+        with steps("lower for ONNX Runtime on the CPU"):
+            lower_for_onnxruntime_cpu(target_graph)
+            lower_for_onnxruntime_cpu(draft_graph)
+        with steps("write graphs and weights"):
+            engine = _write_engine(directory, target_graph, draft_graph)
+            del target_graph, draft_graph
+        with steps("compare the target graph with torch"):
+            parity, exactness, features = compare_target(
+                directory / engine.target,
+                graphs.target,
+                graphs.target_ports,
+                prompts,
+                vocab_size=int(target.config.vocab_size),
+            )
+        with steps("compare the draft graph with torch"):
+            parity += compare_draft(
+                directory / engine.draft,
+                graphs.head,
+                graphs.draft_ports,
+                prompts,
+                features,
+                position_offset=head.spec.position_offset,
+            )
+        steps.check_parity(parity)
+
+        def write_manifest(default_profile: str) -> None:
+            manifest = Manifest(
+                files=file_entries(directory),
+                versions=versions(),
+                target=_target_info(model, target),
+                head=_head_info(draft, head, graphs),
+                tokenizer=tokenizer,
+                profiles=options.profiles,
+                default_profile=default_profile,
+                limits=limits,
+                exactness=exactness,
+                engines=(engine,),
+            )
+            (directory / FILE_NAME).write_text(manifest.to_json(), "utf-8")
+
+        with steps("run the bundle: EAGLE, plain and torch agree"):
+            write_manifest(proof.PLAIN)
+            names = [proof.PLAIN, *(str(profile.nodes) for profile in options.profiles)]
+            runs = proof.run_bundle(directory, prompts, names, max_new_tokens=MEASURED_TOKENS)
+            ties = proof.check_greedy(target, prompts, runs, exactness, max_new_tokens=GREEDY_TOKENS)
+        with steps("write the bundle"):
+            default_profile = proof.fastest_profile(runs)
+            report = Report(
+                steps=steps.done(),
+                parity=parity,
+                exactness=exactness,
+                near_ties=ties,
+                greedy_tokens=GREEDY_TOKENS,
+                measured={name: run["stats"] for name, run in runs.items()},
+                default_profile=default_profile,
+                taps=head.spec.taps,
+                head_layout=head.spec.layout,
+                versions=versions(),
+                sizes={path.name: path.stat().st_size for path in sorted(directory.rglob("*.*")) if path.is_file()},
+            )
+            (directory / REPORT).write_text(json.dumps(report.to_dict(), indent=1) + "\n", "utf-8")
+            write_manifest(default_profile)
+    return report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Graphs:
+    target: nn.Module
+    head: nn.Module
+    target_ports: GraphPorts
+    draft_ports: GraphPorts
+    draft_kv: KVGeometry
+    top_k: int
+
+    @classmethod
+    def of(cls, target: Target, head: Head, *, top_k: int) -> _Graphs:
+        spec = head.spec
+        embeddings = cast(nn.Embedding, target.model.get_input_embeddings())
+        module = Eagle3Head(head, embeddings, target_hidden=int(target.config.hidden_size), top_k=top_k)
+        kv = KVGeometry(layers=1, kv_heads=spec.kv_heads, head_dim=spec.head_dim)
+        return cls(
+            target=TargetGraph(target.model, spec.taps, module.fc).eval(),
+            head=module,
+            target_ports=target_ports(
+                target.kv, vocab_size=int(target.config.vocab_size), feature_width=spec.hidden_size
+            ),
+            draft_ports=draft_ports(kv, hidden_width=spec.hidden_size, top_k=top_k),
+            draft_kv=kv,
+            top_k=top_k,
+        )
+
+
+def _write_engine(directory: Path, target: ir.Model, draft: ir.Model) -> Engine:
+    below = directory / _BACKEND_DIRECTORY
+    below.mkdir()
+    weights = WeightFile(below)
+    for name, model in (("target", target), ("draft", draft)):
+        weights.move_out(model)
+        ir.save(model, below / f"{name}.onnx")
+    return Engine(
+        backend="onnxruntime",
+        device="cpu",
+        precision="fp32",
+        slots=1,
+        target=f"{_BACKEND_DIRECTORY}/target.onnx",
+        draft=f"{_BACKEND_DIRECTORY}/draft.onnx",
+    )
+
+
+def _target_info(checkpoint: Checkpoint, target: Target) -> TargetInfo:
+    config = target.config
+    return TargetInfo(
+        source=checkpoint.source(),
+        architecture=type(target.model).__name__,
+        hidden_size=int(config.hidden_size),
+        vocab_size=int(config.vocab_size),
+        eos_token_ids=target.eos_token_ids,
+        max_positions=int(config.max_position_embeddings),
+        kv=target.kv,
+    )
+
+
+def _head_info(checkpoint: Checkpoint, head: Head, graphs: _Graphs) -> HeadInfo:
+    spec = head.spec
+    return HeadInfo(
+        source=checkpoint.source(),
+        kind=spec.kind,
+        layout=spec.layout,
+        taps=spec.taps,
+        position_offset=spec.position_offset,
+        hidden_size=spec.hidden_size,
+        draft_vocab_size=spec.draft_vocab_size,
+        top_k=graphs.top_k,
+        kv=graphs.draft_kv,
+    )

@@ -1,0 +1,108 @@
+"""The last check of an export: the bundle, run by the runtime as a user would, says what torch says.
+
+The runtime is started as a process of its own on the finished directory; the bundle is the only link.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from eagle_exporter.target import Target
+from eagle_graphs import EagleError
+from eagle_graphs.manifest import Exactness
+
+PLAIN = "plain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearTie:
+    """A greedy choice that differed because torch's two best logits were nearly equal."""
+
+    prompt: int
+    step: int
+    found: int
+    torch: int
+    gap: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the report."""
+        return asdict(self)
+
+
+def run_bundle(
+    directory: Path, prompts: Sequence[Sequence[int]], profiles: Sequence[str], *, max_new_tokens: int
+) -> dict[str, Any]:
+    """What `eagle_runtime.measure` says of the bundle. Raises EagleError where it fails."""
+    request = {"prompts": [list(p) for p in prompts], "profiles": list(profiles), "max_new_tokens": max_new_tokens}
+    process = subprocess.run(
+        [sys.executable, "-m", "eagle_runtime.measure", str(directory)],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+    )
+    if process.returncode != 0:
+        reason = process.stderr.strip().splitlines() or ["no message"]
+        raise EagleError(f"the exported bundle does not run: {reason[-1].removeprefix('error: ')}")
+    return cast(dict[str, Any], json.loads(process.stdout))
+
+
+def torch_greedy(target: Target, prompt: Sequence[int], *, max_new_tokens: int) -> tuple[list[int], list[torch.Tensor]]:
+    """Greedy tokens of the model with its own attention, not ours, and the logits [V] behind each."""
+    implementation = target.config._attn_implementation
+    target.model.set_attn_implementation("sdpa")
+    try:
+        with torch.no_grad():
+            result = cast(Any, target.model).generate(
+                torch.tensor([list(prompt)]),
+                max_new_tokens=max_new_tokens,
+                min_new_tokens=max_new_tokens,
+                do_sample=False,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+    finally:
+        target.model.set_attn_implementation(implementation)
+    return result.sequences[0, len(prompt) :].tolist(), [logits[0] for logits in result.logits]
+
+
+def check_greedy(
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    runs: dict[str, Any],
+    exactness: Exactness,
+    *,
+    max_new_tokens: int,
+) -> list[NearTie]:
+    """Compares every profile's first tokens with torch's. Returns the near-ties at which they parted.
+
+    Raises EagleError on a difference where torch's two logits lie further apart than rounding explains.
+    """
+    ties = []
+    for number, prompt in enumerate(prompts):
+        expected, logits = torch_greedy(target, prompt, max_new_tokens=max_new_tokens)
+        for profile, run in runs.items():
+            found = run["token_ids"][number][:max_new_tokens]
+            step = next((i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b), None)
+            if step is None:
+                continue
+            gap = float(logits[step][expected[step]] - logits[step][found[step]])
+            if gap > max(exactness.logit_gap, 1e-4):
+                raise EagleError(
+                    f"with profile {profile} the bundle says token {found[step]} where torch says {expected[step]} "
+                    f"(prompt {number}, token {step}, logits {gap:.3g} apart): no bundle was written"
+                )
+            ties.append(NearTie(prompt=number, step=step, found=found[step], torch=expected[step], gap=gap))
+    return ties
+
+
+def fastest_profile(runs: dict[str, Any]) -> str:
+    """The profile that decoded most tokens a second."""
+    return max(runs, key=lambda profile: float(runs[profile]["stats"]["tokens_per_s"]))

@@ -1,0 +1,143 @@
+"""What an export says of itself: progress lines while it runs, the report at its end."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from eagle_exporter.parity import TOLERANCE, OutputParity, check_tolerance
+from eagle_exporter.proof import NearTie
+from eagle_graphs.manifest import Exactness
+
+_PACKAGES = ("eagle-aot", "torch", "transformers", "onnx", "onnxscript", "onnx-ir", "onnxruntime", "tokenizers")
+
+
+class Steps:
+    """Runs the steps of an export, one progress line each, and keeps their times."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Runs the block as the step `name`."""
+        started = time.perf_counter()
+        with self._console.status(f"{name} ..."):
+            yield
+        self._seconds[name] = time.perf_counter() - started
+        self._console.print(f"[green]done[/green]  {name:<46} {self._seconds[name]:6.1f} s", highlight=False)
+
+    def check_parity(self, parity: Sequence[OutputParity]) -> None:
+        """Prints the parity table; raises EagleError where an output is out of tolerance."""
+        self._console.print(parity_table(parity))
+        check_tolerance(parity)
+
+    def done(self) -> dict[str, float]:
+        """Seconds of each finished step."""
+        return dict(self._seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The contents of export-report.json."""
+
+    steps: dict[str, float]
+    """Seconds."""
+    parity: list[OutputParity]
+    exactness: Exactness
+    near_ties: list[NearTie]
+    """Places where a greedy run parted from torch's at two nearly equal logits."""
+    greedy_tokens: int
+    """Tokens compared with torch for each prompt and profile."""
+    measured: dict[str, Any]
+    """Stats of each profile on the exporting machine."""
+    default_profile: str
+    taps: tuple[int, ...]
+    head_layout: str
+    versions: dict[str, str]
+    sizes: dict[str, int]
+    """Bytes of each file."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        data = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return data | {
+            "tolerance": TOLERANCE,
+            "parity": [entry.to_dict() for entry in self.parity],
+            "exactness": asdict(self.exactness),
+            "near_ties": [tie.to_dict() for tie in self.near_ties],
+            "peak_memory_bytes": peak_memory(),
+        }
+
+    def print(self, console: Console) -> None:
+        """The readable form."""
+        table = Table("profile", "tokens/s", "accepted length", "acceptance", title="measured here")
+        for name, stats in self.measured.items():
+            mark = " (auto)" if name == self.default_profile else ""
+            table.add_row(
+                name + mark,
+                f"{stats['tokens_per_s']:.1f}",
+                f"{stats['accepted_length']:.2f}",
+                f"{stats['acceptance_rate']:.0%}",
+            )
+        console.print(table)
+        exact = self.exactness
+        console.print(
+            f"exactness: {exact.kind} (logits of a path differ from plain decoding's by at most "
+            f"{exact.max_logit_difference:.2g} over {exact.rows} rows); "
+            f"taps {', '.join(map(str, self.taps))}; "
+            f"greedy equals torch on {self.greedy_tokens} tokens of every prompt"
+            + (f" but for {len(self.near_ties)} near-ties" if self.near_ties else ""),
+            highlight=False,
+        )
+        size = sum(self.sizes.values()) / 1e6
+        console.print(
+            f"{size:.0f} MB, {sum(self.steps.values()):.0f} s, {peak_memory() / 1e9:.1f} GB of memory at most",
+            highlight=False,
+        )
+
+
+def parity_table(parity: Sequence[OutputParity]) -> Table:
+    """Every output's worst element."""
+    table = Table("graph", "output", "compared", "worst", "relative", "at", title=f"parity (tolerance {TOLERANCE:g})")
+    for entry in parity:
+        style = "red" if entry.relative > TOLERANCE else ""
+        table.add_row(
+            entry.graph,
+            entry.output,
+            f"{entry.compared:,}",
+            f"{entry.worst:.2g}",
+            f"{entry.relative:.2g}",
+            entry.where,
+            style=style,
+        )
+    return table
+
+
+def versions() -> dict[str, str]:
+    """Versions of what made the bundle."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def peak_memory() -> int:
+    """Bytes that this process, or the runtime it started, held at most."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    peaks = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return max(peaks) * unit

@@ -1,0 +1,25 @@
+"""The contract that exporter and runtime share: ports, trees, profiles, the manifest, the attention op."""
+
+from eagle_graphs.errors import EagleError
+from eagle_graphs.manifest import Manifest
+from eagle_graphs.ports import GraphPorts, KVGeometry, Port, draft_ports, target_ports
+from eagle_graphs.profiles import Profile, profile_from_nodes, profiles_from_text
+from eagle_graphs.tree import Candidates, Tree, rerank, root_only, tree_from_parents
+
+__all__ = [
+    "Candidates",
+    "EagleError",
+    "GraphPorts",
+    "KVGeometry",
+    "Manifest",
+    "Port",
+    "Profile",
+    "Tree",
+    "draft_ports",
+    "profile_from_nodes",
+    "profiles_from_text",
+    "rerank",
+    "root_only",
+    "target_ports",
+    "tree_from_parents",
+]

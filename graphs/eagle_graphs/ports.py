@@ -1,0 +1,97 @@
+"""What each graph takes and gives: names, element types and symbolic axes.
+
+    B  slots (sequences)                    S  rows after the committed ones, S >= Q
+    Q  new rows                             C  rows of the cache buffer
+    R  rows whose logits are asked for      K  children of a node
+    h  hidden width of the head             V  vocabulary of the target
+
+New rows are written at kv_length + S - Q. In a verification S = Q; a later level of drafting sees
+the rows of the earlier ones (S > Q) though none of them is committed. `logit_rows` are flat indices
+into the B * Q new rows. A `present_*` output is its `past_*` input: the runtime binds one buffer
+to both, and the graph writes only the new rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DTYPES = ("bool", "int64", "float32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """One input or output of a graph."""
+
+    name: str
+    dtype: str
+    """An element type, by numpy's name."""
+    axes: tuple[str | int, ...]
+    """Size of each axis: a number where it is fixed, a letter of the table above where not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVGeometry:
+    """Shape of a graph's cache, one pair of keys and values a layer."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphPorts:
+    """All ports of a graph, caches last."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+def cache_names(prefix: str, layers: int) -> list[str]:
+    """Names of the caches, in the order of the ports: key and value of layer 0, of layer 1, ..."""
+    return [f"{prefix}_{part}_{layer}" for layer in range(layers) for part in ("key", "value")]
+
+
+def _caches(prefix: str, kv: KVGeometry) -> tuple[Port, ...]:
+    axes = ("B", kv.kv_heads, "C", kv.head_dim)
+    return tuple(Port(name=name, dtype=kv.dtype, axes=axes) for name in cache_names(prefix, kv.layers))
+
+
+_PLACEMENT = (
+    Port(name="position_ids", dtype="int64", axes=("B", "Q")),
+    Port(name="tree_mask", dtype="bool", axes=("B", "Q", "S")),
+    Port(name="kv_length", dtype="int64", axes=("B",)),
+    Port(name="logit_rows", dtype="int64", axes=("R",)),
+)
+
+
+def target_ports(kv: KVGeometry, *, vocab_size: int, feature_width: int) -> GraphPorts:
+    """Ports of the target: verification, plain decoding and prefill alike."""
+    return GraphPorts(
+        inputs=(Port(name="input_ids", dtype="int64", axes=("B", "Q")), *_PLACEMENT, *_caches("past", kv)),
+        outputs=(
+            Port(name="argmax_ids", dtype="int64", axes=("R",)),
+            Port(name="logits", dtype="float32", axes=("R", vocab_size)),
+            Port(name="finite", dtype="bool", axes=("R",)),
+            Port(name="features", dtype="float32", axes=("B", "Q", feature_width)),
+            *_caches("present", kv),
+        ),
+    )
+
+
+def draft_ports(kv: KVGeometry, *, hidden_width: int, top_k: int) -> GraphPorts:
+    """Ports of the draft head: token i + 1 beside the feature of token i in every row."""
+    return GraphPorts(
+        inputs=(
+            Port(name="token_ids", dtype="int64", axes=("B", "Q")),
+            Port(name="hidden", dtype="float32", axes=("B", "Q", hidden_width)),
+            *_PLACEMENT,
+            *_caches("past", kv),
+        ),
+        outputs=(
+            Port(name="hidden_out", dtype="float32", axes=("R", hidden_width)),
+            Port(name="topk_ids", dtype="int64", axes=("R", top_k)),
+            Port(name="topk_logprobs", dtype="float32", axes=("R", top_k)),
+            *_caches("present", kv),
+        ),
+    )

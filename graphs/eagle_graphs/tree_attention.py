@@ -1,0 +1,62 @@
+"""`eagle::TreeAttention`: the one op that a traced model's attention becomes.
+
+    out, present_key, present_value = TreeAttention(query, key, value, past_key, past_value,
+                                                    tree_mask, kv_length)
+
+    query       [B, Hq, Q, D]    rotary already applied
+    key, value  [B, Hkv, Q, D]   Hq is a multiple of Hkv
+    past_*      [B, Hkv, C, D]   the cache; rows before kv_length are committed
+    tree_mask   [B, Q, S] bool   which of the S rows after the committed ones each new row sees
+    kv_length   [B] int64        committed rows of each slot
+    out         [B, Q, Hq, D]
+    present_*   [B, Hkv, C, D]   the cache with the new rows at kv_length + S - Q
+
+Attribute `scale` multiplies the scores. Every new row sees all committed rows and, after them, the
+rows that its mask names: in a tree its ancestors and itself.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+DOMAIN = "eagle"
+NAME = "TreeAttention"
+VERSION = 1
+
+Array = npt.NDArray[np.floating]
+
+
+def tree_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    past_key: Array,
+    past_value: Array,
+    tree_mask: npt.NDArray[np.bool_],
+    kv_length: npt.NDArray[np.int64],
+    *,
+    scale: float,
+) -> tuple[Array, Array, Array]:
+    """The op in numpy: the definition that every lowering and kernel is compared with.
+
+    Shapes as in the module's table. The caches given are left as they are; the results are new.
+    """
+    slots, query_heads, new_rows, _ = query.shape
+    group = query_heads // key.shape[1]
+    total = tree_mask.shape[2]
+    present_key, present_value = past_key.copy(), past_value.copy()
+    out = np.empty((slots, new_rows, *query.shape[1::2]), query.dtype)
+    for slot in range(slots):
+        length = int(kv_length[slot])
+        rows = slice(length + total - new_rows, length + total)
+        present_key[slot, :, rows] = key[slot]
+        present_value[slot, :, rows] = value[slot]
+        visible = np.concatenate((np.ones((new_rows, length), np.bool_), tree_mask[slot]), axis=1)
+        for head in range(query_heads):
+            keys = present_key[slot, head // group, : length + total]
+            scores = np.where(visible, query[slot, head] @ keys.T * scale, -np.inf)
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            weights /= weights.sum(axis=1, keepdims=True)
+            out[slot, :, head] = weights @ present_value[slot, head // group, : length + total]
+    return out, present_key, present_value

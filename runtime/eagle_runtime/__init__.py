@@ -1,0 +1,14 @@
+"""Runs a bundle: draft, verify, accept, commit. Needs no torch.
+
+from eagle_runtime import Session
+
+with Session.open("bundle/") as session:
+    for piece in session.stream(messages=[{"role": "user", "content": "Hello"}]):
+        print(piece, end="", flush=True)
+"""
+
+from eagle_graphs import EagleError
+from eagle_runtime.session import Generation, Session, SessionBusyError
+from eagle_runtime.stats import Stats
+
+__all__ = ["EagleError", "Generation", "Session", "SessionBusyError", "Stats"]

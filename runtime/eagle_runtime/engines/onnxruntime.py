@@ -1,0 +1,110 @@
+"""ONNX Runtime on the CPU.
+
+Every shape that a round uses gets its buffers and its binding once; a round then fills the inputs in
+place and runs. A cache is bound at one address as past and present, so that nothing is copied.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from eagle_graphs import EagleError, GraphPorts, Port
+from eagle_runtime.engines.base import Array
+from eagle_runtime.kv_pool import KVPool
+
+_KEPT_CALLS = 64
+
+
+def import_onnxruntime() -> Any:
+    """The onnxruntime module. Raises EagleError where it is not installed."""
+    try:
+        import onnxruntime
+    except ImportError:
+        raise EagleError("ONNX Runtime is not installed: pip install 'eagle-aot[cpu]'") from None
+    return onnxruntime
+
+
+class OnnxRuntimeGraph:
+    """One graph of a bundle. Raises EagleError where ONNX Runtime refuses it."""
+
+    def __init__(self, path: Path, ports: GraphPorts, pool: KVPool, *, threads: int | None) -> None:
+        onnxruntime = import_onnxruntime()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads or 0
+        options.log_severity_level = 3
+        # Caches are by far the largest values and live outside; the arena would only keep a prefill's peak.
+        options.enable_cpu_mem_arena = True
+        try:
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime's exceptions share no other base
+            raise EagleError(f"ONNX Runtime {onnxruntime.__version__} cannot load {path.name}: {error}") from None
+        self._check(path, ports)
+        self._ports, self._pool = ports, pool
+        self._calls: dict[tuple[Any, ...], OnnxRuntimeCall] = {}
+
+    def _check(self, path: Path, ports: GraphPorts) -> None:
+        for found, expected in (
+            (self._session.get_inputs(), ports.inputs),
+            (self._session.get_outputs(), ports.outputs),
+        ):
+            names = [value.name for value in found]
+            if names != [port.name for port in expected]:
+                raise EagleError(f"{path.name} has the ports {names[:8]}..., which are not those of its manifest")
+            for value, port in zip(found, expected, strict=True):
+                fixed = [(a, b) for a, b in zip(value.shape, port.axes, strict=True) if isinstance(b, int)]
+                if any(a != b for a, b in fixed):
+                    raise EagleError(
+                        f"{path.name}: {port.name} has shape {value.shape}, its manifest says {list(port.axes)}"
+                    )
+
+    def call(self, slot: int, *, outputs: tuple[str, ...], **sizes: int) -> OnnxRuntimeCall:
+        """See `Graph.call`. Calls are kept, so that a repeated shape costs nothing."""
+        key = (slot, outputs, *sorted(sizes.items()))
+        found = self._calls.get(key)
+        if found is None:
+            if len(self._calls) >= _KEPT_CALLS:
+                self._calls.pop(next(iter(self._calls)))
+            found = OnnxRuntimeCall(self._session, self._ports, self._pool, slot, outputs, {"B": 1, **sizes})
+            self._calls[key] = found
+        return found
+
+    def close(self) -> None:
+        """See `Graph.close`."""
+        self._calls.clear()
+        self._session = None
+
+
+class OnnxRuntimeCall:
+    """See `Call`."""
+
+    def __init__(
+        self,
+        session: Any,
+        ports: GraphPorts,
+        pool: KVPool,
+        slot: int,
+        outputs: tuple[str, ...],
+        sizes: dict[str, int],
+    ) -> None:
+        self._run, self._binding = session.run_with_iobinding, session.io_binding()
+        past, present = pool.views(slot, "past"), pool.views(slot, "present")
+        self.inputs = {port.name: _array(port, sizes) for port in ports.inputs if port.name not in past}
+        self.outputs = {port.name: _array(port, sizes) for port in ports.outputs if port.name in outputs}
+        for name, array in (self.inputs | past).items():
+            self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        for name, array in (self.outputs | present).items():
+            self._binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+    def run(self) -> None:
+        """See `Call.run`."""
+        self._run(self._binding)
+
+
+def _array(port: Port, sizes: dict[str, int]) -> Array:
+    shape = [axis if isinstance(axis, int) else sizes[axis] for axis in port.axes]
+    zeros: npt.NDArray[Any] = np.zeros(shape, np.dtype(port.dtype))
+    return zeros

@@ -1,0 +1,174 @@
+"""The loop: draft -> verify -> accept -> commit, and what ends it.
+
+A sequence of n + 1 tokens has n committed rows in the target's cache: the last token, which the target
+drew and nobody has fed yet, is the root of the next tree. Every round commits as many rows as it adds
+tokens, so that this holds after each, wherever it was cut.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from eagle_graphs import Profile, Tree, root_only
+from eagle_runtime.accept import Walk, walk_greedy
+from eagle_runtime.draft import Drafting
+from eagle_runtime.stats import PhaseClock, Stats
+from eagle_runtime.text import TextStream
+from eagle_runtime.verify import Verified, Verifier
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One round, for those who look on: the tree, the walk through it, and the tokens kept of it."""
+
+    tree: Tree
+    walk: Walk
+    kept: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is asked for, and what ends the answer."""
+
+    prompt: list[int]
+    profile: Profile | None
+    """None decodes plainly, one token a round."""
+    max_new_tokens: int
+    eos_token_ids: frozenset[int]
+    """Empty where end-of-sequence tokens are to be ignored."""
+    capacity: int
+    """Rows that the cache may commit."""
+    prefill_chunk: int
+    """Prompt tokens of one pass."""
+    on_round: Callable[[Round], None] | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class SlotState:
+    """The tokens of one slot, and the state of target and head over them, which advance together."""
+
+    verifier: Verifier
+    drafter: Drafting | None
+    tokens: list[int] = field(default_factory=list)
+
+    def keep_prefix(self, prompt: Sequence[int]) -> int:
+        """Drops what does not lead to `prompt`; returns the rows that stay, fewer than its tokens.
+
+        One row less is kept than the tokens agree on: the head's row for it was paired with the token
+        that followed then, and its feature comes back with the token fed again.
+        """
+        cached = self.tokens[: self.verifier.rows]
+        agreed = next((i for i, (a, b) in enumerate(zip(cached, prompt, strict=False)) if a != b), None)
+        kept = max(min(len(cached) if agreed is None else agreed, len(prompt)) - 1, 0)
+        self.verifier.truncate(kept)
+        if self.drafter is not None:
+            self.drafter.truncate(kept)
+        del self.tokens[kept:]
+        return kept
+
+    def reset(self) -> None:
+        """Forgets everything, also what a pass that failed left half done."""
+        self.verifier.truncate(0)
+        if self.drafter is not None:
+            self.drafter.truncate(0)
+        self.tokens.clear()
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """An answer under way."""
+
+    text: TextStream
+    stats: Stats = field(default_factory=Stats)
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+def generate(state: SlotState, request: Request, progress: Progress, *, cancelled: threading.Event) -> Iterator[str]:
+    """Yields the answer's text as it is committed; `progress` tells the rest."""
+    first = prefill(state, request, progress, cancelled=cancelled)
+    if first is not None and (piece := take(state, [first], request, progress)):
+        yield piece
+    clock = PhaseClock(progress.stats)
+    while progress.finish_reason is None:
+        clock.start()
+        if request.profile is None or state.drafter is None:
+            tree = root_only(state.tokens[-1])
+        else:
+            tree = state.drafter.draft(state.tokens, request.profile, clock)
+        clock.lap("tree")
+        verified = state.verifier.verify(tree)
+        clock.lap("verify")
+        walk = walk_greedy(tree, verified.argmax_ids)
+        clock.lap("accept")
+        drawn = [*tree.tokens[walk.path[1:]].tolist(), walk.bonus]
+        piece = take(state, drawn, request, progress)
+        kept = drawn[: len(state.tokens) - 1 - state.verifier.rows]
+        clock.lap("host")
+        commit(state, walk.path[: len(kept)], verified)
+        clock.lap("commit")
+        progress.stats.count_round(tokens=len(kept), accepted=len(walk.path) - 1, checked=walk.checked)
+        if request.on_round is not None:
+            request.on_round(Round(tree=tree, walk=walk, kept=kept))
+        if piece:
+            yield piece
+        if progress.finish_reason is None and cancelled.is_set():
+            progress.finish_reason = "cancelled"
+    if rest := progress.text.flush():
+        yield rest
+
+
+def prefill(state: SlotState, request: Request, progress: Progress, *, cancelled: threading.Event) -> int | None:
+    """Commits the prompt's rows chunk by chunk and returns the first new token; None where cancelled."""
+    started = time.perf_counter()
+    prompt, chunk = request.prompt, request.prefill_chunk
+    kept = state.keep_prefix(prompt)
+    first = None
+    for start in range(kept, len(prompt), chunk):
+        if cancelled.is_set():
+            progress.finish_reason, first = "cancelled", None
+            break
+        piece = prompt[start : start + chunk]
+        verified = state.verifier.prefill(piece)
+        state.tokens.extend(piece)
+        first = int(verified.argmax_ids[-1])
+        if state.drafter is not None:
+            state.drafter.observe(verified.features.copy())
+            if request.profile is not None:
+                state.drafter.catch_up(state.tokens)
+    progress.stats.prompt_tokens, progress.stats.reused_tokens = len(prompt), kept
+    progress.stats.prefill_s = time.perf_counter() - started
+    return first
+
+
+def take(state: SlotState, drawn: Sequence[int], request: Request, progress: Progress) -> str:
+    """Takes over drawn tokens up to whatever ends the answer first; returns the text that may be shown."""
+    room = min(request.max_new_tokens - len(progress.token_ids), request.capacity + 1 - len(state.tokens))
+    kept = list(drawn[:room])
+    end = next((i for i, token in enumerate(kept) if token in request.eos_token_ids), None)
+    if end is not None:
+        kept = kept[: end + 1]
+    piece = progress.text.push(kept)
+    if progress.text.stopped:
+        kept = kept[: progress.text.tokens_used - len(progress.token_ids)]
+    state.tokens.extend(kept)
+    progress.token_ids.extend(kept)
+    progress.stats.tokens += len(kept)
+    if progress.text.stopped or end is not None:
+        progress.finish_reason = "stop"
+    elif len(kept) == room:
+        progress.finish_reason = "length"
+    return piece
+
+
+def commit(state: SlotState, path: list[int], verified: Verified) -> None:
+    """Keeps the rows of `path` in the target's cache and queues their features for the head."""
+    state.verifier.commit(path)
+    if state.drafter is not None:
+        state.drafter.observe(verified.features[path])

@@ -1,0 +1,69 @@
+"""Runs prompts with several profiles in turn and says what each gave: tokens, times, acceptance.
+
+Also a command, for whoever may not import the runtime, the exporter above all:
+
+    python -m eagle_runtime.measure BUNDLE < request.json
+
+The request is {"prompts": [[token ids], ...], "profiles": ["plain", "8", ...], "max_new_tokens": n}; the
+answer on standard output is {profile: {"token_ids": [[...], ...], "stats": {...}}}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from eagle_graphs import EagleError
+from eagle_runtime.session import Session
+from eagle_runtime.stats import Stats
+
+
+@dataclass(slots=True, kw_only=True)
+class ProfileRun:
+    """What one profile gave on all prompts."""
+
+    token_ids: list[list[int]] = field(default_factory=list)
+    stats: Stats = field(default_factory=Stats)
+
+
+def measure(
+    session: Session, prompts: Sequence[Sequence[int]], profiles: Sequence[str], *, max_new_tokens: int
+) -> dict[str, ProfileRun]:
+    """Runs every prompt with every profile, prompt by prompt, so that a noisy machine is unfair to none.
+
+    Answers go on past an end-of-sequence token, so that all are equally long. One round of each profile is
+    run beforehand and not counted: it makes the buffers.
+    """
+    runs = {profile: ProfileRun() for profile in profiles}
+    for profile in profiles:
+        session.generate(token_ids=prompts[0], profile=profile, max_new_tokens=8, ignore_eos=True)
+    for prompt in prompts:
+        for profile, run in runs.items():
+            session.reset()
+            answer = session.generate(token_ids=prompt, profile=profile, max_new_tokens=max_new_tokens, ignore_eos=True)
+            run.token_ids.append(answer.token_ids)
+            run.stats.add(answer.stats)
+    return runs
+
+
+def _answer(directory: str, request: dict[str, Any]) -> dict[str, Any]:
+    drafted = next((profile for profile in request["profiles"] if profile != "plain"), "plain")
+    with Session.open(directory, profile=drafted) as session:
+        runs = measure(session, request["prompts"], request["profiles"], max_new_tokens=request["max_new_tokens"])
+    return {profile: {"token_ids": run.token_ids, "stats": run.stats.to_dict()} for profile, run in runs.items()}
+
+
+def main() -> None:
+    """See the module."""
+    try:
+        print(json.dumps(_answer(sys.argv[1], json.load(sys.stdin))))
+    except EagleError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,305 @@
+"""A session: one bundle, opened, and one conversation with it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypedDict, Unpack
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from eagle_graphs import EagleError, Profile, draft_ports, target_ports
+from eagle_runtime.bundle import Bundle, open_bundle
+from eagle_runtime.chat import ChatTemplate
+from eagle_runtime.draft import Drafter
+from eagle_runtime.engines.onnxruntime import OnnxRuntimeGraph
+from eagle_runtime.generate import FinishReason, Progress, Request, Round, SlotState, generate
+from eagle_runtime.kv_pool import KVPool
+from eagle_runtime.stats import Stats
+from eagle_runtime.text import TextStream
+from eagle_runtime.verify import Verifier
+
+PLAIN = "plain"
+AUTO = "auto"
+DEFAULT_MAX_NEW_TOKENS = 512
+
+
+class SessionBusyError(EagleError):
+    """The session is answering already; it answers one request at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """A finished answer."""
+
+    text: str
+    token_ids: list[int]
+    """New tokens; the last one is what ended the answer (EOS, or the end of a stop string), if something did."""
+    finish_reason: FinishReason
+    """stop: an end-of-sequence token or a stop string; length: max_new_tokens or the cache's end; cancelled."""
+    stats: Stats
+
+
+class StreamOptions(TypedDict, total=False):
+    """The keyword arguments of `Session.stream`."""
+
+    messages: Sequence[Mapping[str, str]] | None
+    token_ids: Sequence[int] | None
+    max_new_tokens: int
+    stop_strings: Sequence[str]
+    ignore_eos: bool
+    profile: str | None
+    on_round: Callable[[Round], None] | None
+
+
+class Session:
+    """Answers with EAGLE from one bundle. Use `open`; close it, or use it as a context manager."""
+
+    def __init__(self, bundle: Bundle, *, profile: str, threads: int | None) -> None:
+        manifest = bundle.manifest
+        self.bundle = bundle
+        self.stats = Stats()
+        """Counts and times of the latest answer."""
+        self.last: Generation | None = None
+        """The latest answer, once it is finished."""
+        self._profile = self._profile_from_name(profile)
+        self._lock, self._cancelled, self._closed = threading.Lock(), threading.Event(), False
+        self._streams: weakref.WeakSet[Generator[str, None, None]] = weakref.WeakSet()
+        self._tokenizer = _load_tokenizer(bundle)
+        self._template: ChatTemplate | None = None
+        if manifest.tokenizer.chat_template is not None:
+            self._template = ChatTemplate(
+                bundle.text(manifest.tokenizer.chat_template), manifest.tokenizer.special_tokens
+            )
+        self._open_graphs(threads)
+
+    @classmethod
+    def open(
+        cls, directory: Path | str, *, profile: str = AUTO, threads: int | None = None, verify: bool = False
+    ) -> Self:
+        """Opens a bundle.
+
+        Args:
+            directory: the bundle.
+            profile: nodes of the tree to verify, as text; "auto" for the bundle's default; "plain" for none.
+            threads: of ONNX Runtime; None for one a core.
+            verify: hash every file of the bundle even if this machine has done so before.
+
+        Raises:
+            EagleError: the bundle is damaged or of another version, or the profile is not one of it.
+        """
+        if threads is not None and threads < 1:
+            raise EagleError(f"threads is {threads}; expected 1 or more, or none to use every core")
+        return cls(open_bundle(directory, verify=verify), profile=profile, threads=threads)
+
+    def generate(self, prompt: str | None = None, **options: Unpack[StreamOptions]) -> Generation:
+        """The whole answer at once; takes what `stream` takes."""
+        for _ in self.stream(prompt, **options):
+            pass
+        assert self.last is not None
+        return self.last
+
+    def stream(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Mapping[str, str]] | None = None,
+        token_ids: Sequence[int] | None = None,
+        max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
+        stop_strings: Sequence[str] = (),
+        ignore_eos: bool = False,
+        profile: str | None = None,
+        on_round: Callable[[Round], None] | None = None,
+    ) -> Iterator[str]:
+        """Yields the answer's text as it is committed; `last` and `stats` tell the rest afterwards.
+
+        Cache rows that an earlier answer left are reused as far as the new prompt begins with its tokens.
+
+        Args:
+            prompt: text to continue as it is; or
+            messages: a conversation for the chat template, each {"role": ..., "content": ...}; or
+            token_ids: the prompt's tokens.
+            max_new_tokens: where the answer is cut.
+            stop_strings: texts that end the answer; they are not part of it.
+            ignore_eos: go on after an end-of-sequence token.
+            profile: instead of the session's.
+            on_round: called after every round.
+
+        Raises:
+            EagleError: at once, on an option or a prompt that cannot be served.
+            SessionBusyError: at the first piece, while another answer is under way.
+        """
+        manifest = self.bundle.manifest
+        if self._closed:
+            raise EagleError("the session is closed: open another")
+        if max_new_tokens < 1:
+            raise EagleError(f"max_new_tokens is {max_new_tokens}; expected 1 or more")
+        tokens = self._prompt_tokens(prompt, messages, token_ids)
+        chosen = self._profile if profile is None else self._profile_from_name(profile)
+        if chosen is not None and self._state.drafter is None:
+            raise EagleError(
+                'the session was opened with profile "plain", without the draft head: open it with another'
+            )
+        request = Request(
+            prompt=tokens,
+            profile=chosen,
+            max_new_tokens=max_new_tokens,
+            eos_token_ids=frozenset(() if ignore_eos else manifest.target.eos_token_ids),
+            capacity=manifest.limits.capacity,
+            prefill_chunk=manifest.limits.prefill_chunk,
+            on_round=on_round,
+        )
+        stream = self._answer(request, Progress(text=TextStream(self._tokenizer, stop=stop_strings)))
+        self._streams.add(stream)
+        return stream
+
+    def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """The target's logits [vocabulary] for the token after `token_ids`, read from their beginning.
+
+        Raises EagleError as `stream` does; SessionBusyError while an answer is under way.
+        """
+        tokens = self._prompt_tokens(None, None, token_ids)
+        chunk = self.bundle.manifest.limits.prefill_chunk
+        with self._exclusive():
+            self._state.reset()
+            try:
+                for start in range(0, len(tokens), chunk):
+                    logits = self._state.verifier.logits(tokens[start : start + chunk])
+                return logits
+            finally:
+                self._state.reset()
+
+    def reset(self) -> None:
+        """Forgets the conversation's cache rows, so that the next prompt is read from its beginning.
+
+        Raises SessionBusyError while an answer is under way.
+        """
+        with self._exclusive():
+            self._state.reset()
+
+    def cancel(self) -> None:
+        """Ends the answer under way after its current round; from any thread."""
+        self._cancelled.set()
+
+    def close(self) -> None:
+        """Frees the graphs and caches, after ending an answer under way."""
+        self._closed = True
+        self.cancel()
+        while not self._lock.acquire(timeout=0.05):
+            for stream in list(self._streams):
+                with contextlib.suppress(ValueError):  # running in another thread, which will see the cancellation
+                    stream.close()
+        self._lock.release()
+        for graph in self._graphs:
+            graph.close()
+        self._graphs.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _answer(self, request: Request, progress: Progress) -> Generator[str, None, None]:
+        with self._exclusive():
+            self._cancelled.clear()
+            self.stats = progress.stats
+            try:
+                yield from generate(self._state, request, progress, cancelled=self._cancelled)
+            except GeneratorExit:
+                progress.finish_reason = "cancelled"
+                raise
+            except BaseException:
+                self._state.reset()
+                raise
+            finally:
+                if progress.finish_reason is not None:
+                    self.last = Generation(
+                        text=progress.text.text,
+                        token_ids=progress.token_ids,
+                        finish_reason=progress.finish_reason,
+                        stats=progress.stats,
+                    )
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise SessionBusyError("the session is answering already: wait, cancel it, or open another session")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _prompt_tokens(
+        self,
+        prompt: str | None,
+        messages: Sequence[Mapping[str, str]] | None,
+        token_ids: Sequence[int] | None,
+    ) -> list[int]:
+        given = [value is not None for value in (prompt, messages, token_ids)]
+        if sum(given) != 1:
+            raise EagleError(f"give one of prompt, messages and token_ids; found {sum(given)} of them")
+        manifest = self.bundle.manifest
+        if messages is not None:
+            if self._template is None:
+                raise EagleError("the target has no chat template: give a prompt without one (eagle-run --raw)")
+            tokens = self._tokenizer.encode(self._template.render(messages), add_special_tokens=False).ids
+        elif prompt is not None:
+            tokens = self._tokenizer.encode(prompt).ids
+        else:
+            tokens = [int(token) for token in token_ids or ()]
+        if not tokens:
+            raise EagleError("the prompt has no tokens: give some text")
+        if outside := [token for token in tokens if not 0 <= token < manifest.target.vocab_size]:
+            raise EagleError(f"token id {outside[0]} is not in the vocabulary of {manifest.target.vocab_size}")
+        if len(tokens) > manifest.limits.capacity:
+            raise EagleError(
+                f"the prompt has {len(tokens)} tokens, the bundle's capacity is {manifest.limits.capacity}: "
+                "shorten it, or export with a larger --capacity"
+            )
+        return list(tokens)
+
+    def _profile_from_name(self, name: str) -> Profile | None:
+        """The profile; None for plain decoding."""
+        profiles = {str(profile.nodes): profile for profile in self.bundle.manifest.profiles}
+        if name == AUTO:
+            name = self.bundle.manifest.default_profile
+        if name == PLAIN:
+            return None
+        if name not in profiles:
+            raise EagleError(f"profile {name!r} is not in the bundle; it has {', '.join((AUTO, PLAIN, *profiles))}")
+        return profiles[name]
+
+    def _open_graphs(self, threads: int | None) -> None:
+        manifest = self.bundle.manifest
+        engine = next(iter(manifest.engines))
+        head, rows = manifest.head, manifest.limits.buffer_rows
+        target_pool = KVPool(manifest.target.kv, slots=engine.slots, rows=rows)
+        ports = target_ports(manifest.target.kv, vocab_size=manifest.target.vocab_size, feature_width=head.hidden_size)
+        target = OnnxRuntimeGraph(self.bundle.path(engine.target), ports, target_pool, threads=threads)
+        self._graphs = [target]
+        drafter = None
+        if self._profile is not None:
+            draft_pool = KVPool(head.kv, slots=engine.slots, rows=rows)
+            ports = draft_ports(head.kv, hidden_width=head.hidden_size, top_k=head.top_k)
+            draft = OnnxRuntimeGraph(self.bundle.path(engine.draft), ports, draft_pool, threads=threads)
+            self._graphs.append(draft)
+            drafter = Drafter(draft, draft_pool.acquire(), head, chunk=manifest.limits.prefill_chunk)
+        self._state = SlotState(verifier=Verifier(target, target_pool.acquire()), drafter=drafter)
+
+
+def _load_tokenizer(bundle: Bundle) -> Tokenizer:
+    name = bundle.manifest.tokenizer.tokenizer
+    try:
+        return Tokenizer.from_file(str(bundle.path(name)))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise EagleError(f"{bundle.path(name)} is not a tokenizer that `tokenizers` can read: {error}") from None
