@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
 
-from eagle_runtime.session import PLAIN, Generation, Session, StreamOptions
+from eagle_runtime.session import PLAIN, Generation, Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,28 +66,41 @@ def warm_up(session: Session, token_ids: Sequence[int], profiles: Sequence[str |
     session.reset()
 
 
-def plain_beside(session: Session, eagle: Generation, **options: Unpack[StreamOptions]) -> Comparison:
-    """Answers again, plainly, what `eagle` answered to the same options, and compares."""
+def plain_beside(
+    session: Session,
+    eagle: Generation,
+    token_ids: Sequence[int],
+    *,
+    max_new_tokens: int,
+    stop_strings: Sequence[str] = (),
+    ignore_eos: bool = False,
+) -> Comparison:
+    """Answers again, plainly, what `eagle` answered to the same prompt and options, and compares."""
     session.reset()
-    options = {**options, "profile": PLAIN, "on_round": None}
-    plain = session.generate(**options)
-    return Comparison(eagle=eagle, plain=plain, difference=_first_difference(session, eagle, plain, options))
-
-
-def _first_difference(
-    session: Session, eagle: Generation, plain: Generation, options: StreamOptions
-) -> Difference | None:
-    pairs: Any = zip(eagle.token_ids, plain.token_ids, strict=False)
-    step = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-    if step is None:
-        if len(eagle.token_ids) == len(plain.token_ids):
-            return None
-        step = min(len(eagle.token_ids), len(plain.token_ids)) - 1
-    prompt = session.prompt_tokens(
-        messages=options.get("messages"), token_ids=options.get("token_ids"), prompt=options.get("prompt")
+    plain = session.generate(
+        token_ids=token_ids,
+        profile=PLAIN,
+        max_new_tokens=max_new_tokens,
+        stop_strings=stop_strings,
+        ignore_eos=ignore_eos,
     )
-    logits = session.logits([*prompt, *plain.token_ids[:step]])
-    found, expected = eagle.token_ids[step], plain.token_ids[step]
+    difference = first_difference(session, token_ids, eagle.token_ids, plain.token_ids)
+    return Comparison(eagle=eagle, plain=plain, difference=difference)
+
+
+def first_difference(
+    session: Session, prompt: Sequence[int], eagle: Sequence[int], plain: Sequence[int]
+) -> Difference | None:
+    """Where two answers to `prompt` part, with the target's logits there; None where they do not."""
+    step = next((i for i, (a, b) in enumerate(zip(eagle, plain, strict=False)) if a != b), None)
+    if step is None:
+        assert len(eagle) == len(plain), "one answer ended inside the other though all tokens were equal"
+        return None
+    logits = session.logits([*prompt, *plain[:step]])
     return Difference(
-        step=step, eagle=found, plain=expected, eagle_logit=float(logits[found]), plain_logit=float(logits[expected])
+        step=step,
+        eagle=eagle[step],
+        plain=plain[step],
+        eagle_logit=float(logits[eagle[step]]),
+        plain_logit=float(logits[plain[step]]),
     )

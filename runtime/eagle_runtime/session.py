@@ -160,6 +160,14 @@ class Session:
         self._streams.add(stream)
         return stream
 
+    def encode(self, prompt: str | None = None, *, messages: Sequence[Mapping[str, str]] | None = None) -> list[int]:
+        """The tokens of a prompt or a conversation, as `stream` would feed them. Raises EagleError as it does."""
+        return self._prompt_tokens(prompt, messages, None)
+
+    def piece(self, token_id: int) -> str:
+        """The text of one token, special ones by their name; for showing, since a token may be half a character."""
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+
     def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """The target's logits [vocabulary] for the token after `token_ids`, read from their beginning.
 

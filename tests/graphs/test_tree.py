@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_graphs.profiles import MAX_DEPTH, MAX_NODES, MIN_NODES, TOP_K, profile_from_nodes
@@ -111,6 +111,7 @@ def check_types(tree: Tree) -> None:
 # Depths and masks
 
 
+@settings(deadline=None)
 @given(parents_before_children())
 def test_depths_and_mask_of_any_tree(parents: np.ndarray) -> None:
     depths, mask = depths_and_ancestors(parents)
@@ -131,6 +132,7 @@ def test_depths_and_mask_of_nothing() -> None:
     assert mask.shape == (0, 0)
 
 
+@settings(deadline=None)
 @given(parents_before_children())
 def test_tree_from_parents(parents: np.ndarray) -> None:
     tokens, values = np.arange(len(parents)) + 50, -np.arange(len(parents), dtype=np.float32)
@@ -155,12 +157,14 @@ def test_root_only() -> None:
 # The choice
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from([*TIED, -0.0, -1e-45, -3e38]), max_size=60), st.integers(0, 70))
 def test_best_indices(values: list[float], count: int) -> None:
     found = best_indices(np.array(values, np.float32), count)
     assert found.tolist() == ranking(np.array(values, np.float32), range(len(values)))[:count]
 
 
+@settings(deadline=None)
 @given(candidates())
 def test_smaller_choices_are_prefixes_of_larger(drafted: Candidates) -> None:
     everything = best_indices(drafted.values, len(drafted.values)).tolist()
@@ -169,6 +173,7 @@ def test_smaller_choices_are_prefixes_of_larger(drafted: Candidates) -> None:
         assert best_indices(drafted.values, count).tolist() == everything[:count]
 
 
+@settings(deadline=None)
 @given(candidates())
 def test_every_size_is_a_tree_within_the_next(drafted: Candidates) -> None:
     """Each size keeps all of the size below it and its order: a tie never tears a child from its parent."""
@@ -180,12 +185,14 @@ def test_every_size_is_a_tree_within_the_next(drafted: Candidates) -> None:
         smaller = tokens
 
 
+@settings(deadline=None)
 @given(candidates(), st.data())
 def test_rerank_equals_the_slow_one(drafted: Candidates, data: st.DataObject) -> None:
     tree = check_rerank(drafted, data.draw(st.integers(1, len(drafted.values) + 1), label="nodes"))
     check_types(tree)
 
 
+@settings(deadline=None)
 @given(candidates(), st.data())
 def test_rerank_is_depth_first_and_the_better_sibling_first(drafted: Candidates, data: st.DataObject) -> None:
     tree = rerank(drafted, root=7, nodes=data.draw(st.integers(1, len(drafted.values) + 1), label="nodes"))

