@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.models import write_tiny_head, write_tiny_target
 
@@ -47,7 +50,7 @@ def tiny_bundle(tiny_target: Path, tiny_head: Path, tmp_path_factory: pytest.Tem
 
 @pytest.fixture(scope="session")
 def demo_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2-135M-Instruct with the demo's head, exported for this run; $EAGLE_DEMO_BUNDLE names one to use instead."""
+    """SmolLM2-135M-Instruct with the demo head, exported for this run, or the one that $EAGLE_DEMO_BUNDLE names."""
     if given := os.environ.get("EAGLE_DEMO_BUNDLE"):
         return Path(given)
     out = tmp_path_factory.mktemp("bundles") / "demo"
@@ -66,3 +69,23 @@ def export(model: Path, draft: Path, out: Path, *more: str) -> None:
     command = [sys.executable, "-m", "eagle_exporter.cli", "--model", str(model), "--draft", str(draft)]
     done = subprocess.run([*command, "--out", str(out), *more], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`make lossless` runs the proof on every prompt, twice as long."""
+    parser.addoption("--lossless-full", action="store_true", help="24 prompts x 128 tokens instead of 8 x 64")
+
+
+@pytest.fixture(scope="session")
+def demo_target() -> PreTrainedModel:
+    """The demo's target in torch, as transformers runs it."""
+    path = demo_model()
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    return model.eval()
+
+
+@pytest.fixture(scope="session")
+def demo_prompts() -> list[list[dict[str, str]]]:
+    """The messages of tools/prompts.jsonl."""
+    lines = (ROOT / "tools" / "prompts.jsonl").read_text("utf-8").splitlines()
+    return [json.loads(line)["messages"] for line in lines]

@@ -6,7 +6,9 @@ target's embedding and LM head and the draft head alike.
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -30,11 +32,16 @@ _SMALLEST_EXTERNAL = 1024  # bytes; smaller tensors stay inside the graph
 def staged(directory: Path) -> Iterator[Path]:
     """A directory to fill, which becomes `directory` when the block ends well and vanishes when it does not.
 
-    Raises EagleError where `directory` exists and is no bundle; a bundle there is replaced at the end.
+    Raises EagleError where `directory` exists and is no bundle, cannot be made, or has no room on its disk; a bundle
+    there is replaced at the end.
     """
-    check_replaceable(directory)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.partial-", dir=directory.parent))
+    directory = Path(os.path.abspath(directory))  # so that "." has a name and a parent
+    try:
+        check_replaceable(directory)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.partial-", dir=directory.parent))
+    except OSError as error:
+        raise EagleError(f"--out {directory} cannot be written ({error.strerror}): name another directory") from None
     try:
         yield staging
         staging.chmod(0o755)
@@ -45,16 +52,31 @@ def staged(directory: Path) -> Iterator[Path]:
             shutil.rmtree(old)
         else:
             os.rename(staging, directory)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise EagleError(f"no room for {directory} ({error.strerror}): free some, or name another --out") from None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
 def check_replaceable(directory: Path) -> None:
     """Raises EagleError where `directory` holds something other than a bundle."""
-    if not directory.exists():
+    if not os.path.lexists(directory):
         return
-    if not directory.is_dir() or (any(directory.iterdir()) and not (directory / FILE_NAME).is_file()):
+    if not directory.is_dir() or (any(directory.iterdir()) and not _is_bundle(directory)):
         raise EagleError(f"--out {directory} exists and is not a bundle: name another directory, or remove it")
+    if os.path.ismount(directory):
+        raise EagleError(f"--out {directory} is a mount point, which cannot be replaced: name a directory inside it")
+
+
+def _is_bundle(directory: Path) -> bool:
+    """Whether its manifest is one of ours: other programs keep a manifest.json too."""
+    try:
+        data = json.loads((directory / FILE_NAME).read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(data, dict) and data.keys() >= {"schema", "files", "engines"}
 
 
 def file_entries(directory: Path) -> dict[str, FileEntry]:

@@ -42,7 +42,9 @@ class Checkpoint:
             data = json.loads(path.read_text("utf-8"))
         except FileNotFoundError:
             raise EagleError(f"{self.directory} has no config.json: name the directory of a checkpoint") from None
-        except ValueError as error:
+        except OSError as error:
+            raise EagleError(f"{path} cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError) as error:
             raise EagleError(f"{path} is not JSON: {error}") from None
         if not isinstance(data, dict):
             raise EagleError(f"{path} holds {type(data).__name__}; expected an object")
@@ -51,6 +53,16 @@ class Checkpoint:
 
 def find_checkpoint(where: str, *, what: str) -> Checkpoint:
     """The checkpoint at a path or Hub id. `what` ("target", "head") is for messages. Raises EagleError."""
+    if not where:
+        raise EagleError(f"{what}: its name is empty; expected a checkpoint directory, a .gguf file or a Hub id")
+    try:
+        return _from_path(where, what=what) or _from_hub(where, what=what)
+    except (OSError, RuntimeError) as error:  # RuntimeError: of expanduser, "~nobody"
+        raise EagleError(f"{what}: {where[:200]} cannot be read: {getattr(error, 'strerror', error)}") from None
+
+
+def _from_path(where: str, *, what: str) -> Checkpoint | None:
+    """The checkpoint at a path; None where nothing is there."""
     path = Path(where).expanduser()
     if path.is_dir():
         return Checkpoint(name=path.resolve().name, directory=path, gguf_file=None, revision=None)
@@ -64,7 +76,7 @@ def find_checkpoint(where: str, *, what: str) -> Checkpoint:
         return Checkpoint(name=path.stem, directory=path.parent, gguf_file=path.name, revision=None)
     if path.exists():
         raise EagleError(f"{what}: {where} is a file; expected a checkpoint directory, a .gguf file or a Hub id")
-    return _from_hub(where, what=what)
+    return None
 
 
 def _from_hub(repo: str, *, what: str) -> Checkpoint:

@@ -53,13 +53,13 @@ def export(
         raise EagleError(
             f"exporting needs {error.name}, which is not installed: pip install 'eagle-aot[export,cpu]'"
         ) from None
-    directory = out if out is not None else Path(f"{Path(model).stem}-eagle")
+    directory = out if out is not None else Path(f"{Path(model).absolute().name.removesuffix('.gguf')}-eagle")
     options = ExportOptions(
         model=model, draft=draft, profiles=sizes, out=directory, capacity=capacity, prefill_chunk=prefill_chunk
     )
     report = run_export(options, Steps(console))
     report.print(console)
-    console.print(f"wrote {directory}/ : try  eagle-run {directory} --prompt 'Hello'", highlight=False)
+    console.print(f"wrote {directory}/ : try  eagle-run {directory} --prompt 'Hello'", highlight=False, markup=False)
     if as_json:
         print(json.dumps(report.to_dict()))
 
@@ -76,7 +76,7 @@ def main() -> None:
     try:
         app()
     except EagleError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
 
 

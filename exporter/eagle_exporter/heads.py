@@ -8,14 +8,16 @@ and renamed tensors, so that another layout is another function.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import PretrainedConfig
+from transformers import LlamaConfig, PretrainedConfig
+from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from eagle_exporter.checkpoint import Checkpoint
 from eagle_graphs import EagleError
@@ -57,6 +59,8 @@ class Head:
 
 def load_head(checkpoint: Checkpoint, target: PretrainedConfig) -> Head:
     """Reads, detects and checks a head for `target`. Raises EagleError on whatever does not fit."""
+    if checkpoint.gguf_file is not None:
+        raise EagleError(f"head: {checkpoint.gguf_file} is a GGUF file; name a directory with safetensors files")
     config = checkpoint.config()
     tensors = _read_tensors(checkpoint.directory)
     if "midlayer.self_attn.q_proj.weight" in tensors:
@@ -91,10 +95,10 @@ def _from_safeailab_eagle3(tensors: Tensors, config: Mapping[str, Any], target: 
     """SafeAILab's EAGLE-3: one `midlayer`, taps 2, n // 2 and n - 3 unless the config names others."""
     layers = int(target.num_hidden_layers)
     stated = config.get("eagle_feature_layers")
-    taps = tuple(stated) if stated is not None else (2, layers // 2, layers - 3)
-    if len(taps) != 3 or not all(isinstance(tap, int) and 0 <= tap <= layers for tap in taps):
+    taps = (2, layers // 2, layers - 3) if stated is None else tuple(stated) if isinstance(stated, list) else ()
+    if len(taps) != 3 or not all(type(tap) is int and 0 <= tap <= layers for tap in taps):
         raise EagleError(
-            f"head: it taps the target's hidden states {list(taps)}; expected three of 0 to {layers} "
+            f"head: it taps the target's hidden states {stated or list(taps)}; expected three of 0 to {layers} "
             f"({target.model_type} has {layers} layers): is it the head of another model?"
         )
     spec = HeadSpec(
@@ -110,15 +114,22 @@ def _from_safeailab_eagle3(tensors: Tensors, config: Mapping[str, Any], target: 
             config, "head_dim", default=_size(config, "hidden_size") // _size(config, "num_attention_heads")
         ),
         draft_vocab_size=_size(config, "draft_vocab_size", default=config.get("vocab_size")),
-        activation=str(config.get("hidden_act", "silu")),
-        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        activation=_one_of(ACT2FN, config.get("hidden_act") or "silu", "hidden_act"),
+        norm_eps=_number(config, "rms_norm_eps", default=1e-6),
         rope_parameters=_rope_parameters(config),
         max_positions=_size(config, "max_position_embeddings", default=2048),
     )
+    if spec.attention_heads % spec.kv_heads:
+        raise EagleError(f"head: its {spec.attention_heads} attention heads do not share {spec.kv_heads} key heads")
     tensors = dict(tensors)
     offsets, membership = tensors.pop("d2t", None), tensors.pop("t2d", None)
     draft_to_target = _draft_to_target(offsets, membership, spec.draft_vocab_size, int(target.vocab_size))
     _check_tensors(tensors, _shapes(spec, int(target.hidden_size), int(target.vocab_size)))
+    if "embed_tokens.weight" not in tensors and spec.hidden_size != int(target.hidden_size):
+        raise EagleError(
+            f"head: it is {spec.hidden_size} wide and brings no embed_tokens, and the target's are "
+            f"{int(target.hidden_size)} wide: is it the head of another model?"
+        )
     return Head(
         spec=spec,
         tensors={name.removeprefix("midlayer."): tensor.float() for name, tensor in tensors.items()},
@@ -135,14 +146,36 @@ def _size(config: Mapping[str, Any], name: str, *, default: object = None) -> in
     return value
 
 
+def _number(config: Mapping[str, Any], name: str, *, default: float) -> float:
+    value = config.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise EagleError(f"head: its config.json has {name} {value!r}; expected a positive number")
+    return float(value)
+
+
+def _one_of(known: Container[str], value: object, name: str) -> str:
+    if not isinstance(value, str) or value not in known:
+        raise EagleError(f"head: its config.json has {name} {value!r}, which transformers does not know")
+    return value
+
+
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """Rope in the newer form of transformers' configs, from that form or the older one."""
-    if isinstance(config.get("rope_parameters"), dict):
-        return dict(config["rope_parameters"])
-    scaling = dict(config.get("rope_scaling") or {})
-    kind = scaling.pop("type", None)
-    scaling.setdefault("rope_type", kind or "default")
-    return {"rope_theta": float(config.get("rope_theta", 10000.0)), **scaling}
+    name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    stated = config.get(name) or {}
+    if not isinstance(stated, dict):
+        raise EagleError(f"head: its config.json has {name} {stated!r}; expected an object")
+    rope = {"rope_theta": _number(config, "rope_theta", default=10000.0), **stated}
+    kind = rope.pop("type", None)
+    rope.setdefault("rope_type", kind or "default")
+    _one_of({"default", *ROPE_INIT_FUNCTIONS}, rope["rope_type"], "rope_type")
+    try:
+        LlamaConfig(rope_parameters=dict(rope))
+    except KeyError as error:
+        raise EagleError(f"head: its config.json has an incomplete {name}: {error.args[0]}") from None
+    return rope
 
 
 def _draft_to_target(
@@ -173,7 +206,7 @@ def _draft_to_target(
 
 
 def _shapes(spec: HeadSpec, target_hidden: int, vocab: int) -> dict[str, tuple[int, ...]]:
-    """Every tensor that SafeAILab's EAGLE-3 layout has; embed_tokens may be left out."""
+    """Every tensor that SafeAILab's EAGLE-3 layout has; embed_tokens may be left out where the target's serves."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     queries, keys = spec.attention_heads * spec.head_dim, spec.kv_heads * spec.head_dim
     layer = {

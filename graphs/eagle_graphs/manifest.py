@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any, Literal, TypeVar
 
 from eagle_graphs.errors import EagleError
-from eagle_graphs.ports import KVGeometry
+from eagle_graphs.ports import DTYPES, KVGeometry
 from eagle_graphs.profiles import Profile
 
 SCHEMA = 1
@@ -146,6 +146,7 @@ class Manifest:
     engines: tuple[Engine, ...] = field(default=())
 
     def __post_init__(self) -> None:
+        self._check_sizes()
         for path in self.files:
             check_path(path)
         named = [
@@ -161,6 +162,23 @@ class Manifest:
         if self.default_profile not in choices:
             raise EagleError(f"the manifest's default profile is {self.default_profile!r}; it has {', '.join(choices)}")
 
+    def _check_sizes(self) -> None:
+        parts: dict[str, Any] = {"target": self.target, "head": self.head, "limits": self.limits}
+        parts |= {"target.kv": self.target.kv, "head.kv": self.head.kv}
+        parts |= {f"engines[{i}]": engine for i, engine in enumerate(self.engines)}
+        for where, part in parts.items():
+            for name, value in ((item.name, getattr(part, item.name)) for item in fields(part)):
+                if type(value) is int and value < 1 and name != "position_offset":
+                    raise EagleError(f"manifest.{where}.{name} is {value}; expected 1 or more: export the bundle again")
+                if name == "dtype" and value not in DTYPES:
+                    raise EagleError(f"manifest.{where}.dtype is {value!r}; expected one of {', '.join(DTYPES)}")
+        for profile in self.profiles:
+            if profile.top_k > self.head.top_k:
+                raise EagleError(
+                    f"the manifest's profile {profile.nodes} drafts {profile.top_k} children of a node, its head gives "
+                    f"{self.head.top_k}: export the bundle again"
+                )
+
     def to_json(self) -> str:
         """The manifest as manifest.json holds it."""
         return json.dumps(asdict(self), indent=1) + "\n"
@@ -170,7 +188,7 @@ def manifest_from_json(text: str) -> Manifest:
     """The manifest that `text` holds. Raises EagleError where it is not one of this schema."""
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EagleError(f"{FILE_NAME} is not JSON ({error}): export the bundle again") from None
     if not isinstance(data, dict) or "schema" not in data:
         raise EagleError(f"{FILE_NAME} has no schema number: this is not a bundle of eagle-export")

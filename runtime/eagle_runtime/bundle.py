@@ -44,26 +44,32 @@ def open_bundle(directory: Path | str, *, verify: bool = False) -> Bundle:
     Raises EagleError, naming the file, where one is missing, changed or outside the directory.
     """
     directory = Path(directory)
-    if not directory.is_dir():
-        raise EagleError(f"there is no bundle at {directory}: make one with eagle-export --out {directory}")
     try:
+        if not directory.is_dir():
+            raise EagleError(f"there is no bundle at {directory}: make one with eagle-export --out {directory}")
         text = (directory / FILE_NAME).read_text("utf-8")
     except FileNotFoundError:
         raise EagleError(f"{directory} has no {FILE_NAME}: it is not a bundle, or its export did not finish") from None
     except (OSError, UnicodeDecodeError) as error:
         raise EagleError(f"{directory / FILE_NAME} cannot be read ({error}): export the bundle again") from None
     manifest = manifest_from_json(text)
+    if not manifest.engines:
+        raise EagleError(f"{directory / FILE_NAME} lists no engines, so nothing can run: export the bundle again")
     for name, entry in manifest.files.items():
-        _check_size(directory / name, entry)
+        _check_file(directory, name, entry)
     _check_hashes(directory, manifest, verify=verify)
     return Bundle(directory=directory, manifest=manifest)
 
 
-def _check_size(path: Path, entry: FileEntry) -> None:
+def _check_file(directory: Path, name: str, entry: FileEntry) -> None:
+    path = directory / name
     try:
+        inside = path.resolve().is_relative_to(directory.resolve())
         size = path.stat().st_size
-    except OSError:
+    except (OSError, RuntimeError, ValueError):  # a loop of links; a name that no file can have
         raise EagleError(f"the bundle's file {path} is missing: copy the bundle again, or export it again") from None
+    if not inside:
+        raise EagleError(f"the bundle's file {path} is a link that leaves the bundle: copy the bundle with cp -rL")
     if not path.is_file() or size != entry.size:
         raise EagleError(
             f"the bundle's file {path} has {size} bytes, its manifest says {entry.size}: "
@@ -80,8 +86,7 @@ def _check_hashes(directory: Path, manifest: Manifest, *, verify: bool) -> None:
         status = path.stat()
         key = f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
         if verify or known.get(key) != entry.sha256:
-            with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+            found = _sha256(path)
             if found != entry.sha256:
                 raise EagleError(
                     f"the bundle's file {path} has changed since it was exported (SHA-256 {found[:12]}..., "
@@ -90,6 +95,14 @@ def _check_hashes(directory: Path, manifest: Manifest, *, verify: bool) -> None:
             fresh[key] = found
     if fresh:
         _write_cache(cache, known | fresh)
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise EagleError(f"the bundle's file {path} cannot be read: {error.strerror}") from None
 
 
 def _cache_file() -> Path:

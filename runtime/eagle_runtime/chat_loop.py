@@ -10,6 +10,7 @@ from types import FrameType
 
 from rich.console import Console
 
+from eagle_graphs import EagleError
 from eagle_runtime.generate import Round
 from eagle_runtime.session import Session
 from eagle_runtime.show_tree import draw_round
@@ -49,15 +50,20 @@ def chat(
             continue
         messages.append({"role": "user", "content": line})
         rounds = RoundPrinter(session, console) if trees else None
-        with ctrl_c_cancels(session):
-            for piece in session.stream(
-                messages=messages,
-                max_new_tokens=max_new_tokens,
-                stop_strings=stop,
-                ignore_eos=ignore_eos,
-                on_round=rounds,
-            ):
-                print(piece, end="", flush=True)
+        try:
+            with ctrl_c_cancels(session):
+                for piece in session.stream(
+                    messages=messages,
+                    max_new_tokens=max_new_tokens,
+                    stop_strings=stop,
+                    ignore_eos=ignore_eos,
+                    on_round=rounds,
+                ):
+                    print(piece, end="", flush=True)
+        except EagleError as error:
+            messages.pop()
+            print(f"error: {error} (/new starts over)", file=sys.stderr)
+            continue
         print()
         assert session.last is not None
         messages.append({"role": "assistant", "content": session.last.text})
@@ -85,8 +91,12 @@ class RoundPrinter:
 
 def _read_line() -> str | None:
     """The next message, stripped; None at the end of input."""
+    if sys.stdin is None:
+        return None
     try:
         return input("> " if sys.stdin.isatty() else "").strip()
     except (EOFError, KeyboardInterrupt):
         print()
         return None
+    except UnicodeDecodeError:
+        raise EagleError("standard input is not UTF-8 text") from None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from eagle_graphs import EagleError
 from rich.console import Console
 
+from eagle_graphs import EagleError
 from eagle_runtime.chat import messages_from_json
 from eagle_runtime.chat_loop import RoundPrinter, chat, ctrl_c_cancels
 from eagle_runtime.compare import Comparison, plain_beside, warm_up
@@ -18,15 +19,20 @@ from eagle_runtime.session import AUTO, PLAIN, Generation, Session
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _INTERRUPTED = 130
+_MOST_THREADS = 1024  # ONNX Runtime starts as many as it is told, however long that takes
 
 
 @app.command()
 def run(
     bundle: Annotated[Path, typer.Argument(help="Bundle made by eagle-export.")],
-    stdin: Annotated[str | None, typer.Argument(metavar="[-]", help="'-' reads the prompt from standard input.")] = None,
+    stdin: Annotated[
+        str | None, typer.Argument(metavar="-", help="'-' reads the prompt from standard input.")
+    ] = None,
     prompt: Annotated[str | None, typer.Option(help="Answer this message ('-': standard input) and end.")] = None,
     messages: Annotated[str | None, typer.Option(help="Answer this conversation: a JSON file, or '-'.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
+    ] = False,
     profile: Annotated[str, typer.Option(help="Nodes of the tree to verify, 'auto' or 'plain'.")] = AUTO,
     max_new_tokens: Annotated[int, typer.Option(help="Where an answer is cut.")] = 512,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends an answer; may be repeated.")] = None,
@@ -45,7 +51,9 @@ def run(
         raise EagleError("give one of --prompt, --messages and '-'")
     if raw and messages is not None:
         raise EagleError("--raw continues a text as it is; it does not go with --messages")
-    options = {"max_new_tokens": max_new_tokens, "stop_strings": stop or [], "ignore_eos": ignore_eos}
+    if threads is not None and threads > _MOST_THREADS:
+        raise EagleError(f"--threads is {threads}; expected at most {_MOST_THREADS}")
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop_strings": stop or [], "ignore_eos": ignore_eos}
     opened = AUTO if compare and profile == PLAIN else profile
     given = _read_prompt(source, messages, raw=raw)
     with Session.open(bundle, profile=opened, threads=threads, verify=verify) as session:
@@ -85,12 +93,18 @@ def _read_prompt(prompt: str | None, messages: str | None, *, raw: bool) -> dict
     if prompt is None:
         return None
     text = _read(prompt) if prompt == "-" else prompt
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise EagleError("the prompt is not UTF-8 text") from None
     if not text.strip():
         raise EagleError("the prompt is empty: give some text")
     return {"prompt": text} if raw else {"messages": [{"role": "user", "content": text.strip()}]}
 
 
 def _read(where: str) -> str:
+    if where == "-" and sys.stdin is None:
+        raise EagleError("standard input is closed: give the prompt in it, or with --prompt")
     try:
         return sys.stdin.read() if where == "-" else Path(where).read_text("utf-8")
     except OSError as error:
@@ -150,10 +164,16 @@ def _generation_as_json(answer: Generation) -> dict[str, Any]:
 
 def main() -> None:
     """The command; a user's mistake gives one line and status 2."""
+    for stream, errors in ((sys.stdin, "strict"), (sys.stdout, "replace")):  # whatever the locale
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
     try:
         app()
     except EagleError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    except MemoryError:
+        print("error: there is not enough memory: free some, or export with a smaller --capacity", file=sys.stderr)
         sys.exit(2)
 
 

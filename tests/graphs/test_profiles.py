@@ -27,7 +27,8 @@ def test_every_size_in_range_can_be_filled(nodes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "top_k", "depth"), [(2, 1, 1), (3, 2, 2), (4, 3, 3), (5, 4, 4), (8, 7, 4), (9, 8, 4), (128, 8, 4)]
+    ("nodes", "top_k", "depth"),
+    [(2, 1, 1), (3, 2, 2), (4, 3, 2), (5, 3, 3), (8, 4, 3), (9, 4, 4), (16, 8, 4), (128, 8, 4)],
 )
 def test_width_and_depth_follow_from_the_size(nodes: int, top_k: int, depth: int) -> None:
     assert profile_from_nodes(nodes) == Profile(nodes=nodes, top_k=top_k, depth=depth)

