@@ -15,7 +15,7 @@ VENV     := .venv
 BIN      := $(VENV)/bin
 PIP      := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 BUNDLE   := build/demo-bundle
-PROMPT   ?= Explain in a few sentences why the sky is blue, and list three things that change its colour.
+PROMPT   ?= What should I pack for a weekend of hiking in the mountains?
 
 .PHONY: demo test lossless bench check clean
 .DELETE_ON_ERROR:

@@ -101,10 +101,11 @@ def rerank(candidates: Candidates, root: int, nodes: int) -> Tree:
     Rows are in depth-first order, the better sibling first: the likeliest path then comes first
     and, when it is the accepted one, its cache rows need not move.
 
-    Raises AssertionError if the choice is not connected, which values that grow along a path
-    would cause.
+    Raises AssertionError if there are fewer candidates, or if the choice is not connected, which values
+    that grow along a path would cause.
     """
     chosen = best_indices(candidates.values, nodes - 1)
+    assert len(chosen) == nodes - 1, "too few candidates for the tree"
     rank = np.full(len(candidates.values), -1, np.int64)
     rank[chosen] = np.arange(len(chosen))
     parents = candidates.parents[chosen]

@@ -12,7 +12,8 @@
     present_*   [B, Hkv, C, D]   the cache with the new rows at kv_length + S - Q
 
 Attribute `scale` multiplies the scores. Every new row sees all committed rows and, after them, the
-rows that its mask names: in a tree its ancestors and itself.
+rows that its mask names: in a tree its ancestors and itself. It must see at least one row; a row of padding
+sees itself.
 """
 
 from __future__ import annotations

@@ -253,6 +253,11 @@ def with_the_heads_own_trees(session: Session, state: SlotState, known: Known) -
     run(session, state, known.prompt, max_new_tokens=12)
 
 
+def accepted_among_siblings(session: Session, state: SlotState, known: Known) -> None:
+    state.drafter.shape = bush
+    run(session, state, known.prompt, max_new_tokens=15)
+
+
 def cut_by_eos(session: Session, state: SlotState, known: Known) -> None:
     run(session, state, known.prompt, eos=[known.tokens[7]])
 
@@ -291,6 +296,7 @@ FIRST_TURNS: dict[str, FirstTurn] = {
     "plain": with_options(plain=True, max_new_tokens=40),
     "plain, one token": with_options(plain=True, max_new_tokens=1),
     "the head's own trees": with_the_heads_own_trees,
+    "accepted among siblings": accepted_among_siblings,
     "ended with a round": with_options(max_new_tokens=11),
     "cut by max_new_tokens": with_options(max_new_tokens=9),
     "cut by EOS": cut_by_eos,
