@@ -25,9 +25,7 @@ _MOST_THREADS = 1024  # ONNX Runtime starts as many as it is told, however long 
 @app.command()
 def run(
     bundle: Annotated[Path, typer.Argument(help="Bundle made by eagle-export.")],
-    stdin: Annotated[
-        str | None, typer.Argument(metavar="-", help="'-' reads the prompt from standard input.")
-    ] = None,
+    stdin: Annotated[str | None, typer.Argument(metavar="-", help="'-' reads the prompt from standard input.")] = None,
     prompt: Annotated[str | None, typer.Option(help="Answer this message ('-': standard input) and end.")] = None,
     messages: Annotated[str | None, typer.Option(help="Answer this conversation: a JSON file, or '-'.")] = None,
     raw: Annotated[

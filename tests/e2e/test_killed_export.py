@@ -50,8 +50,9 @@ def test_an_export_that_is_ended_midway(
         assert not new.exists()
     for export in exports:
         status, said = end(export, how)
-        assert status == (-how if how == signal.SIGKILL else 130)
         assert "Traceback" not in said
+        # CPython ends by the signal itself where it came during an exec(), whoever caught it; a shell calls both 130.
+        assert status in ((-how,) if how == signal.SIGKILL else (130, -how)), said
 
     assert_refused(eagle_run(new, "--prompt", "x"), f"there is no bundle at {new}")
     assert contents(old) == contents(tiny_bundle)

@@ -106,10 +106,15 @@ def _rows_from_heads(rewriter: Rewriter, before: ir.Node, value: ir.Value | None
     """[B, Q, heads * D] for a value [B, heads, Q, D], without a transpose where the graph allows it."""
     heads = _heads(value)
     node = producer(value)
-    if node is not None and node.op_type == "RotaryEmbedding":
+    if node is not None and (node.domain, node.op_type) == ("", "RotaryEmbedding"):
         rows = _rows_from_heads(rewriter, before, node.inputs[0])
-        return rewriter.one(before, "RotaryEmbedding", [rows, *node.inputs[1:]], {"num_heads": heads})
-    if node is not None and node.op_type == "Transpose" and list(node.attributes["perm"].as_ints()) == [0, 2, 1, 3]:
+        attributes = {**{name: attribute.value for name, attribute in node.attributes.items()}, "num_heads": heads}
+        return rewriter.one(before, "RotaryEmbedding", [rows, *node.inputs[1:]], attributes)
+    if (
+        node is not None
+        and (node.domain, node.op_type) == ("", "Transpose")
+        and list(node.attributes["perm"].as_ints()) == [0, 2, 1, 3]
+    ):
         split = node.inputs[0]
         reshape = producer(split)
         if reshape is not None and reshape.op_type == "Reshape" and _is_rows(reshape.inputs[0], split):
