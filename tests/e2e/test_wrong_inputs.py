@@ -142,6 +142,19 @@ def test_places_that_cannot_be_written(tiny_target: Path, tiny_head: Path, tmp_p
     assert {path.name for path in tmp_path.iterdir()} == {"file", "link"}
 
 
+@pytest.mark.parametrize(
+    ("model", "out"),
+    [("tiny-1.5B", "tiny-1.5B-eagle"), ("tiny-1.5B/", "tiny-1.5B-eagle"), ("some/model-0.6B", "model-0.6B-eagle")],
+)
+def test_the_bundle_is_named_after_the_model(
+    tiny_target: Path, tiny_head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, out: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_target, "tiny-1.5B")
+    Path(out).write_text("in the way")
+    assert_refused(eagle_export("--model", model, "--draft", tiny_head), f"/{out} exists and is not a bundle")
+
+
 def test_a_bundle_is_replaced_and_only_by_a_whole_one(
     tiny_bundle: Path, tiny_head: Path, tmp_path: Path, head: Path
 ) -> None:
@@ -355,7 +368,7 @@ def test_target_and_head_exchanged(tiny_target: Path, tiny_head: Path, out: Path
         (["--prompt", "x", "--profile", ""], "profile '' is not in the bundle"),
         (["--prompt", "x", "--threads", "0"], "threads is 0; expected 1 or more"),
         (["--prompt", "x", "--threads", "99999999999"], "threads is 99999999999; expected at most"),
-        (["--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens is 0; expected 1 or more"),
+        (["--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens is 0; expected"),
         (["--prompt", "x", "--max-new-tokens", "-3"], "max_new_tokens is -3"),
         (["--prompt", "x", "--stop", ""], "stop holds ''"),
         (["--prompt", "x", "--messages", "m.json"], "give one of --prompt, --messages and '-'"),
