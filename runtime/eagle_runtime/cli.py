@@ -173,7 +173,8 @@ def main() -> None:
         sys.exit(2)
     except (MemoryError, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.ENOMEM:
-            raise
+            print(f"error: {error.strerror or error}", file=sys.stderr)
+            sys.exit(2)
         print("error: there is not enough memory: free some, or export with a smaller --capacity", file=sys.stderr)
         sys.exit(2)
 
