@@ -177,7 +177,3 @@ def main() -> None:
             sys.exit(2)
         print("error: there is not enough memory: free some, or export with a smaller --capacity", file=sys.stderr)
         sys.exit(2)
-
-
-if __name__ == "__main__":
-    main()

@@ -146,7 +146,7 @@ def test_what_is_no_bundle_is_refused(tmp_path: Path, tiny_bundle: Path) -> None
 
 def test_the_installed_command_prints_no_traceback(bundle: Path) -> None:
     flip(bundle / FILES[3])
-    command = [sys.executable, "-m", "eagle_runtime.cli", str(bundle), "--prompt", "x"]
+    command = [sys.executable, "-m", "eagle_runtime", str(bundle), "--prompt", "x"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert_refused(Outcome(status=done.returncode, out=done.stdout, err=done.stderr), FILES[3])
 

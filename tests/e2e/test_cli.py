@@ -121,7 +121,7 @@ def test_trees_are_drawn(tiny_bundle: Path, expected: str) -> None:
 
 
 def test_an_output_that_cannot_show_every_character_still_gets_the_rest(tiny_bundle: Path) -> None:
-    command = [sys.executable, "-m", "eagle_runtime.cli", str(tiny_bundle), "--prompt", PROMPT]
+    command = [sys.executable, "-m", "eagle_runtime", str(tiny_bundle), "--prompt", PROMPT]
     done = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"})
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"?" in done.stdout
@@ -162,7 +162,7 @@ def test_a_message_that_cannot_be_answered_does_not_end_a_chat(tiny_bundle: Path
 
 
 def test_ctrl_c_ends_an_answer_and_not_the_chat(tiny_bundle: Path) -> None:
-    command = [sys.executable, "-m", "eagle_runtime.cli", str(tiny_bundle), "--profile", "16", "--show-tree"]
+    command = [sys.executable, "-m", "eagle_runtime", str(tiny_bundle), "--profile", "16", "--show-tree"]
     with subprocess.Popen(
         [*command, "--ignore-eos", "--max-new-tokens", "100000"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as chat:
@@ -184,7 +184,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat(tiny_bundle: Path) -> None:
 
 
 def test_ctrl_c_ends_a_single_answer_with_130(tiny_bundle: Path) -> None:
-    command = [sys.executable, "-m", "eagle_runtime.cli", str(tiny_bundle), "--profile", "16", "--show-tree"]
+    command = [sys.executable, "-m", "eagle_runtime", str(tiny_bundle), "--profile", "16", "--show-tree"]
     with subprocess.Popen(
         [*command, "--ignore-eos", "--prompt", "hello"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as run:
@@ -199,7 +199,7 @@ def test_ctrl_c_ends_a_single_answer_with_130(tiny_bundle: Path) -> None:
 def test_a_chat_at_a_terminal(tiny_bundle: Path) -> None:
     ours, its = pty.openpty()
     termios.tcsetwinsize(ours, (50, 200))
-    command = [sys.executable, "-m", "eagle_runtime.cli", str(tiny_bundle), "--max-new-tokens", "4", "--ignore-eos"]
+    command = [sys.executable, "-m", "eagle_runtime", str(tiny_bundle), "--max-new-tokens", "4", "--ignore-eos"]
     with subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=os.environ | {"TERM": "dumb"}) as chat:
         os.close(its)
         seen = ""
