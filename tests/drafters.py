@@ -12,6 +12,7 @@ from eagle_graphs import Profile, Tree, tree_from_parents
 from eagle_runtime import Session
 from eagle_runtime.draft import Drafting, Floats
 from eagle_runtime.generate import Progress, Request, Round, SlotState, generate
+from eagle_runtime.sampled_tree import Proposal
 from eagle_runtime.stats import PhaseClock
 from eagle_runtime.text import TextStream
 from tests.models import VOCAB
@@ -67,9 +68,11 @@ class Scripted:
         if self.head is not None:
             self.head.catch_up(tokens)
 
-    def draft(self, tokens: Sequence[int], profile: Profile, clock: PhaseClock) -> Tree:
+    def draft(
+        self, tokens: Sequence[int], profile: Profile, clock: PhaseClock, proposal: Proposal | None = None
+    ) -> Tree:
         assert self.rows == len(tokens) - 1, "the drafter was not told of every committed row"
-        drafted = self.head.draft(tokens, profile, clock) if self.head is not None else None
+        drafted = self.head.draft(tokens, profile, clock, proposal) if self.head is not None else None
         if self.shape is None:
             assert drafted is not None
             return drafted
