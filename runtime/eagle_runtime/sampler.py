@@ -111,9 +111,11 @@ class Sampler:
         change.ban_tokens(logits, options.suppress_tokens)
         for processor, state in zip(self._processors, self._states[-1], strict=True):
             processor.process(state, logits)
+        if options.temperature:
+            with np.errstate(over="ignore"):  # found by the check
+                logits /= np.float32(options.temperature)
         self._check(logits)
         if options.temperature:
-            logits /= np.float32(options.temperature)
             if options.top_k:
                 change.keep_top_k(logits, options.top_k)
             if options.top_p is not None and options.top_p < 1:

@@ -64,7 +64,7 @@ class Sampling:
     no_repeat_ngram_size: int = 0
     """No n-gram of this size occurs twice in prompt and answer; 0 for off."""
     logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
-    """Added to the logits of single tokens."""
+    """Added to the logits of single tokens; -inf bans one."""
     bad_words_ids: Sequence[Sequence[int]] = ()
     """Sequences of tokens that the answer must not complete."""
     suppress_tokens: Sequence[int] = ()
@@ -92,7 +92,8 @@ class Sampling:
             _check_whole(name, getattr(self, name), 2**63)
         _check_whole("seed", self.seed, 2**64)
         for token, bias in self.logit_bias.items():
-            _check_number(f"logit_bias of token {token}", bias, -math.inf, math.inf, "a number")
+            if bias != -math.inf:
+                _check_number(f"logit_bias of token {token}", bias, -math.inf, math.inf, "a number")
         if not all(len(word) for word in self.bad_words_ids):
             raise EagleError("bad_words_ids holds an empty word; expected one token or more in each: leave it out")
         if self.verify_mode not in _MODES:
