@@ -128,10 +128,10 @@ class Sampler:
         best = float(logits.max())
         if math.isfinite(best):
             return
-        position = self._length - self._prompt_length
+        number = self._length - self._prompt_length + 1
         if best == -math.inf:
-            raise EagleError(f"every token is banned as number {position} of the answer: ban fewer, or shorter n-grams")
-        raise EagleError(f"processed logits hold {best} for token {position} of the answer: check bias and processors")
+            raise EagleError(f"every token is banned as token {number} of the answer: ban fewer, or shorter n-grams")
+        raise EagleError(f"processed logits hold {best} for token {number} of the answer: check bias and processors")
 
     def _draw(self, logits: Floats) -> int:
         return int(logits.argmax()) if self._sampling.greedy else draw(logits, self._key(TOKEN))

@@ -241,9 +241,8 @@ def test_a_processor_s_state_follows_the_path(session: Session, options: dict[st
         state = state_with(session, Scripted([*prompt, *plain], shape))
         answer = run(session, state, prompt, max_new_tokens=21, sampling=sampling, processors=[Alternating()])
         assert answer.tokens == plain
-    through_session = session.generate(
-        token_ids=prompt, max_new_tokens=21, seed=sampling.seed, processors=[Alternating()], **options
-    )
+    options = options | {"seed": sampling.seed, "processors": [Alternating()]}
+    through_session = session.generate(token_ids=prompt, max_new_tokens=21, **options)
     assert through_session.token_ids == plain
 
 
