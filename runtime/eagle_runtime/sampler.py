@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from eagle_graphs import EagleError, Tree
 from eagle_graphs.profiles import MAX_NODES
@@ -71,7 +72,13 @@ class Sampler:
         self._states = [self._states[len(tokens)]]
         self._committed += len(tokens)
 
-    def scores(self, logits: Floats) -> Floats | Floats64:
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Takes over tokens that were decided elsewhere."""
+        for token in tokens:
+            self._decided(token)
+        self.commit(tokens)
+
+    def scores(self, logits: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
         """[V] what the next token has the most of: the target's logits [V], processed and, if sampled, perturbed."""
         processed = self._processed(logits)
         if self._sampling.greedy:

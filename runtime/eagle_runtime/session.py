@@ -52,8 +52,8 @@ class Generation:
     finish_reason: FinishReason
     """stop: an end-of-sequence token or a stop string; length: max_new_tokens or the cache's end; cancelled."""
     stats: Stats
-    seed: int | None = None
-    """Of the draws: with the same options it gives the same answer again. None for a greedy answer."""
+    sampling: Sampling
+    """The options, and the seed of the draws: both together give the same answer again."""
     logprobs: list[TokenLogprobs] | None = None
     """Of each new token, where they were asked for."""
 
@@ -192,7 +192,7 @@ class Session:
             on_round=on_round,
         )
         progress = Progress(text=TextStream(self._tokenizer, stop=stop_strings))
-        stream = self._answer(request, progress, seed=None if options.greedy else options.seed)
+        stream = self._answer(request, progress, sampling=options)
         self._streams.add(stream)
         return stream
 
@@ -267,7 +267,7 @@ class Session:
     ) -> None:
         self.close()
 
-    def _answer(self, request: Request, progress: Progress, *, seed: int | None) -> Generator[str, None, None]:
+    def _answer(self, request: Request, progress: Progress, *, sampling: Sampling) -> Generator[str, None, None]:
         with self._exclusive():
             self.stats = progress.stats
             try:
@@ -285,7 +285,7 @@ class Session:
                         token_ids=progress.token_ids,
                         finish_reason=progress.finish_reason,
                         stats=progress.stats,
-                        seed=seed,
+                        sampling=sampling,
                         logprobs=None if request.logprobs is None else progress.logprobs,
                     )
 

@@ -140,8 +140,7 @@ def test_all_together_in_hugging_faces_order(seed: int, answered: int) -> None:
         seed=0,
     )
     sampler = Sampler(sampling, prompt=prompt, eos_token_ids=eos, capacity=100)
-    for token in answer:
-        sampler._decided(int(token))
+    sampler.follow(answer.tolist())
     context, expected = np.concatenate((prompt, answer)), logits
     for processor in (
         hf.SequenceBiasLogitsProcessor({(4,): 2.0, (500,): -3.0}),
