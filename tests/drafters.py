@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from eagle_graphs import Profile, Tree, tree_from_parents
-from eagle_runtime import Session
+from eagle_runtime import Processor, Sampling, Session
+from eagle_runtime.accept import Accepting, Greedy
 from eagle_runtime.draft import Drafting, Floats
 from eagle_runtime.generate import Progress, Request, Round, SlotState, generate
+from eagle_runtime.sampled_tree import Proposal
+from eagle_runtime.sampler import Sampler
 from eagle_runtime.stats import PhaseClock
 from eagle_runtime.text import TextStream
 from tests.models import VOCAB
@@ -67,9 +70,11 @@ class Scripted:
         if self.head is not None:
             self.head.catch_up(tokens)
 
-    def draft(self, tokens: Sequence[int], profile: Profile, clock: PhaseClock) -> Tree:
+    def draft(
+        self, tokens: Sequence[int], profile: Profile, clock: PhaseClock, proposal: Proposal | None = None
+    ) -> Tree:
         assert self.rows == len(tokens) - 1, "the drafter was not told of every committed row"
-        drafted = self.head.draft(tokens, profile, clock) if self.head is not None else None
+        drafted = self.head.draft(tokens, profile, clock, proposal) if self.head is not None else None
         if self.shape is None:
             assert drafted is not None
             return drafted
@@ -114,6 +119,9 @@ def stream(
     chunk: int | None = None,
     cancelled: threading.Event | None = None,
     on_round: Callable[[Round], None] | None = None,
+    sampling: Sampling | None = None,
+    processors: Sequence[Processor] = (),
+    logprobs: int | None = None,
 ) -> Iterator[str]:
     """The loop, run as a session runs it; after every round each committed row must have its token."""
     limits = session.bundle.manifest.limits
@@ -124,6 +132,9 @@ def stream(
         if on_round is not None:
             on_round(done)
 
+    accepting: Accepting = Greedy()
+    if sampling is not None:
+        accepting = Sampler(sampling, prompt=prompt, eos_token_ids=eos, capacity=limits.capacity, processors=processors)
     request = Request(
         prompt=list(prompt),
         profile=None if plain or state.drafter is None else session._profile,
@@ -131,6 +142,9 @@ def stream(
         eos_token_ids=frozenset(eos),
         capacity=limits.capacity,
         prefill_chunk=limits.prefill_chunk if chunk is None else chunk,
+        accepting=accepting,
+        proposal=None if sampling is None else sampling.proposal,
+        logprobs=logprobs,
         on_round=look_on,
     )
     return generate(state, request, answer.progress, cancelled=cancelled or threading.Event())
@@ -149,9 +163,9 @@ def run(
     return answer
 
 
-def run_plain(session: Session, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
+def run_plain(session: Session, prompt: Sequence[int], max_new_tokens: int, **options: object) -> list[int]:
     """The target's own continuation, token by token."""
-    return run(session, state_with(session, None), prompt, max_new_tokens=max_new_tokens).tokens
+    return run(session, state_with(session, None), prompt, max_new_tokens=max_new_tokens, **options).tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """EAGLE against plain decoding of the same bundle, over a file of prompts.
 
-    python tools/bench.py BUNDLE [--prompts FILE.jsonl] [--profile auto] [--json]
+    python tools/bench.py BUNDLE [--prompts FILE.jsonl] [--profile auto] [--temperature 0.7 --top-p 0.9] [--json]
 
 Both alternate prompt by prompt, each first in turn, so that a noisy machine is unfair to neither: read
 the ratios. The speed-up is the ratio of summed decode times, the accepted length is counted over all
@@ -25,7 +25,7 @@ from eagle_graphs import EagleError
 from eagle_runtime import Session
 from eagle_runtime.compare import first_difference, warm_up
 from eagle_runtime.huge_pages import restart_with_huge_pages
-from eagle_runtime.session import AUTO, PLAIN
+from eagle_runtime.session import AUTO, PLAIN, StreamOptions
 from eagle_runtime.stats import HOST_PHASES, Stats
 
 HERE = Path(__file__).parent
@@ -94,6 +94,12 @@ def bench(
     max_new_tokens: int = 128,
     limit: Annotated[int | None, typer.Option(min=1, help="Only so many prompts, spread over the file.")] = None,
     threads: int | None = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sample, both with the same seed.  [default: greedy]")
+    ] = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    verify_mode: Annotated[str, typer.Option(help="'sampled': other text, of the same law.")] = "deterministic",
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Benchmarks a bundle."""
@@ -102,6 +108,12 @@ def bench(
         chosen = [chosen[i * len(chosen) // limit] for i in range(limit)]
     console = Console(stderr=True, highlight=False)
     overall, categories = Tally(), dict[str, Tally]()
+    options: StreamOptions = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "seed": seed,
+    }
     with Session.open(bundle, profile=profile, threads=threads) as session:
         warm_up(session, session.encode(messages=chosen[0][1]), [profile, PLAIN])
         for number, (category, messages) in enumerate(track(chosen, description=profile, console=console)):
@@ -110,17 +122,20 @@ def bench(
             answers = {}
             for name in order:
                 session.reset()
-                answers[name] = session.generate(token_ids=tokens, profile=name, max_new_tokens=max_new_tokens)
+                mode = verify_mode if name == profile else "deterministic"
+                answers[name] = session.generate(token_ids=tokens, profile=name, verify_mode=mode, **options)
             eagle, plain = answers[profile], answers[PLAIN]
-            difference = first_difference(session, tokens, eagle.token_ids, plain.token_ids)
-            if difference is not None:
+            identical = eagle.token_ids == plain.token_ids
+            if not identical and verify_mode == "deterministic":
+                difference = first_difference(session, tokens, eagle.token_ids, plain.token_ids, eagle.sampling)
                 console.print(f"prompt {number}: {difference}")
             for tally in (overall, categories.setdefault(category, Tally())):
-                tally.add(eagle.stats, plain.stats, identical=difference is None)
+                tally.add(eagle.stats, plain.stats, identical=identical)
         exactness = session.bundle.manifest.exactness.kind
     result = {
         "profile": profile,
         "exactness": exactness,
+        "sampling": {"temperature": temperature, "top_p": top_p, "seed": seed, "verify_mode": verify_mode},
         "overall": overall.to_dict(),
         "categories": {name: tally.to_dict() for name, tally in sorted(categories.items())},
     }

@@ -8,7 +8,19 @@ with Session.open("bundle/") as session:
 """
 
 from eagle_graphs import EagleError
+from eagle_runtime.logprobs import TokenLogprobs
+from eagle_runtime.processors import Processor
+from eagle_runtime.sampling import Sampling
 from eagle_runtime.session import Generation, Session, SessionBusyError
 from eagle_runtime.stats import Stats
 
-__all__ = ["EagleError", "Generation", "Session", "SessionBusyError", "Stats"]
+__all__ = [
+    "EagleError",
+    "Generation",
+    "Processor",
+    "Sampling",
+    "Session",
+    "SessionBusyError",
+    "Stats",
+    "TokenLogprobs",
+]

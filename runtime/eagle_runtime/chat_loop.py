@@ -12,7 +12,7 @@ from rich.console import Console
 
 from eagle_graphs import EagleError
 from eagle_runtime.generate import Round
-from eagle_runtime.session import Session
+from eagle_runtime.session import Session, StreamOptions
 from eagle_runtime.show_tree import draw_round
 
 BANNER = "Type a message; /new starts over, /exit or Ctrl-D ends, Ctrl-C stops an answer."
@@ -32,9 +32,7 @@ def ctrl_c_cancels(session: Session) -> Iterator[None]:
         signal.signal(signal.SIGINT, previous)
 
 
-def chat(
-    session: Session, console: Console, *, max_new_tokens: int, stop: list[str], ignore_eos: bool, trees: bool
-) -> None:
+def chat(session: Session, console: Console, options: StreamOptions, *, trees: bool) -> None:
     """Reads messages and streams answers until the end of input."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives input() its history and editing
@@ -52,13 +50,8 @@ def chat(
         rounds = RoundPrinter(session, console) if trees else None
         try:
             with ctrl_c_cancels(session):
-                for piece in session.stream(
-                    messages=messages,
-                    max_new_tokens=max_new_tokens,
-                    stop_strings=stop,
-                    ignore_eos=ignore_eos,
-                    on_round=rounds,
-                ):
+                asked: StreamOptions = {**options, "messages": messages, "on_round": rounds}
+                for piece in session.stream(**asked):
                     print(piece, end="", flush=True)
         except EagleError as error:
             messages.pop()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import io
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -16,7 +17,7 @@ from eagle_graphs import EagleError
 from eagle_runtime.chat import messages_from_json
 from eagle_runtime.chat_loop import RoundPrinter, chat, ctrl_c_cancels
 from eagle_runtime.compare import Comparison, plain_beside, warm_up
-from eagle_runtime.session import AUTO, PLAIN, Generation, Session
+from eagle_runtime.session import AUTO, PLAIN, Generation, Session, StreamOptions
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _INTERRUPTED = 130
@@ -36,6 +37,18 @@ def run(
     max_new_tokens: Annotated[int, typer.Option(help="Where an answer is cut.")] = 512,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends an answer; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-sequence token.")] = False,
+    temperature: Annotated[float | None, typer.Option(help="Sample, at this temperature.  [default: greedy]")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this probability.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest one's.")] = None,
+    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: tokens seen become less likely.")] = None,
+    frequency_penalty: Annotated[float | None, typer.Option(help="Off a logit for each use in the answer.")] = None,
+    presence_penalty: Annotated[float | None, typer.Option(help="Off a logit once used in the answer.")] = None,
+    no_repeat_ngram_size: Annotated[int | None, typer.Option(help="No n-gram of this size twice.")] = None,
+    min_new_tokens: Annotated[int | None, typer.Option(help="No end-of-sequence token before.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the draws.  [default: a new one]")] = None,
+    verify_mode: Annotated[str | None, typer.Option(help="'deterministic' or 'sampled' tree.")] = None,
+    logprobs: Annotated[int | None, typer.Option(help="With --json: tokens' log-probabilities, and k best.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads to compute with.  [default: one a core]")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Answer plainly too, and compare.")] = False,
     show_tree: Annotated[bool, typer.Option("--show-tree", help="Draw the tree of every round.")] = False,
@@ -52,7 +65,26 @@ def run(
         raise EagleError("--raw continues a text as it is; it does not go with --messages")
     if threads is not None and threads > _MOST_THREADS:
         raise EagleError(f"--threads is {threads}; expected at most {_MOST_THREADS}")
+    if logprobs is not None and not as_json:
+        raise EagleError("--logprobs goes with --json")
+    if compare and verify_mode == "sampled":
+        raise EagleError("--compare expects the same text, but --verify-mode sampled gives another one of the same law")
+    given_options = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "frequency_penalty": frequency_penalty,
+        "presence_penalty": presence_penalty,
+        "no_repeat_ngram_size": no_repeat_ngram_size,
+        "min_new_tokens": min_new_tokens,
+        "seed": seed,
+        "verify_mode": verify_mode,
+        "logprobs": logprobs,
+    }
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop_strings": stop or [], "ignore_eos": ignore_eos}
+    options |= {name: value for name, value in given_options.items() if value is not None}
     opened = AUTO if compare and profile == PLAIN else profile
     given = _read_prompt(source, messages, raw=raw)
     with Session.open(bundle, profile=opened, threads=threads, verify=verify) as session:
@@ -60,14 +92,7 @@ def run(
         if given is None:
             if compare or as_json or raw:
                 raise EagleError("--compare, --json and --raw need a prompt: add --prompt, --messages or '-'")
-            chat(
-                session,
-                console,
-                max_new_tokens=max_new_tokens,
-                stop=stop or [],
-                ignore_eos=ignore_eos,
-                trees=show_tree,
-            )
+            chat(session, console, cast(StreamOptions, options), trees=show_tree)
             return
         tokens = session.encode(**given)
         if compare:
@@ -153,12 +178,17 @@ def _as_json(answer: Generation, comparison: Comparison | None) -> dict[str, Any
 
 
 def _generation_as_json(answer: Generation) -> dict[str, Any]:
-    return {
+    data: dict[str, Any] = {
         "text": answer.text,
         "token_ids": answer.token_ids,
         "finish_reason": answer.finish_reason,
         "stats": answer.stats.to_dict(),
     }
+    if not answer.sampling.greedy:
+        data["seed"] = answer.sampling.seed
+    if answer.logprobs is not None:
+        data["logprobs"] = [dataclasses.asdict(entry) for entry in answer.logprobs]
+    return data
 
 
 def main() -> None:

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
-from eagle_runtime.session import PLAIN, Generation, Session
+import numpy as np
+import numpy.typing as npt
+
+from eagle_runtime.sampler import Sampler
+from eagle_runtime.sampling import Sampling
+from eagle_runtime.session import PLAIN, Generation, Session, StreamOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The first token at which two answers part, and the target's own logits of both choices there."""
+    """The first token at which two answers part, and the target's own logits of both choices there.
+
+    Of a sampled answer they are what is drawn by: processed, and with the noise of the token's position.
+    """
 
     step: int
     eagle: int
@@ -67,40 +76,40 @@ def warm_up(session: Session, token_ids: Sequence[int], profiles: Sequence[str |
 
 
 def plain_beside(
-    session: Session,
-    eagle: Generation,
-    token_ids: Sequence[int],
-    *,
-    max_new_tokens: int,
-    stop_strings: Sequence[str] = (),
-    ignore_eos: bool = False,
+    session: Session, eagle: Generation, prompt: Sequence[int], **options: Unpack[StreamOptions]
 ) -> Comparison:
-    """Answers again, plainly, what `eagle` answered to the same prompt and options, and compares."""
+    """Answers again, plainly and with the same seed, what `eagle` answered to the same prompt and options."""
     session.reset()
-    plain = session.generate(
-        token_ids=token_ids,
-        profile=PLAIN,
-        max_new_tokens=max_new_tokens,
-        stop_strings=stop_strings,
-        ignore_eos=ignore_eos,
-    )
-    difference = first_difference(session, token_ids, eagle.token_ids, plain.token_ids)
+    options = {**options, "token_ids": prompt, "profile": PLAIN, "seed": eagle.sampling.seed}
+    plain = session.generate(**options)
+    difference = first_difference(session, prompt, eagle.token_ids, plain.token_ids, eagle.sampling)
     return Comparison(eagle=eagle, plain=plain, difference=difference)
 
 
 def first_difference(
-    session: Session, prompt: Sequence[int], eagle: Sequence[int], plain: Sequence[int]
+    session: Session,
+    prompt: Sequence[int],
+    eagle: Sequence[int],
+    plain: Sequence[int],
+    sampling: Sampling | None = None,
 ) -> Difference | None:
-    """Where two answers to `prompt` part, with the target's logits there; None where they do not."""
+    """Where two answers to `prompt` part, with what decided there; None where they do not."""
     step = next((i for i, (a, b) in enumerate(zip(eagle, plain, strict=False)) if a != b), None)
     if step is None:
         assert len(eagle) == len(plain), "one answer ended inside the other though all tokens were equal"
         return None
-    logits = session.logits([*prompt, *plain[:step]])
+    scores: npt.NDArray[np.floating] = session.logits([*prompt, *plain[:step]])
+    if sampling is not None and not sampling.changes_nothing:
+        manifest = session.bundle.manifest
+        sampler = Sampler(
+            sampling, prompt=prompt, eos_token_ids=manifest.target.eos_token_ids, capacity=manifest.limits.capacity
+        )
+        sampler.follow(plain[:step])
+        scores = sampler.scores(scores)
     return Difference(
         step=step,
         eagle=eagle[step],
         plain=plain[step],
-        eagle_logit=float(logits[eagle[step]]),
-        plain_logit=float(logits[plain[step]]),
+        eagle_logit=float(scores[eagle[step]]),
+        plain_logit=float(scores[plain[step]]),
     )

@@ -17,9 +17,10 @@ import numpy.typing as npt
 
 from eagle_graphs import Candidates, Profile, Tree, rerank
 from eagle_graphs.manifest import HeadInfo
-from eagle_graphs.tree import ROOT, best_indices
+from eagle_graphs.tree import ROOT, Ids, Mask, best_indices
 from eagle_runtime.engines import Call, Graph
 from eagle_runtime.kv_pool import KVSlot
+from eagle_runtime.sampled_tree import Proposal, grow_sampled
 from eagle_runtime.stats import PhaseClock
 
 _OUTPUTS = ("hidden_out", "topk_ids", "topk_logprobs")
@@ -37,8 +38,10 @@ class Drafting(Protocol):
         """Extends the draft state over observed rows, whole chunks only. tokens: all so far."""
         ...
 
-    def draft(self, tokens: Sequence[int], profile: Profile, clock: PhaseClock) -> Tree:
-        """A tree below the last of `tokens`, the root."""
+    def draft(
+        self, tokens: Sequence[int], profile: Profile, clock: PhaseClock, proposal: Proposal | None = None
+    ) -> Tree:
+        """A tree below the last of `tokens`, the root; with `proposal` a `SampledTree`, drawn by it."""
         ...
 
     def truncate(self, rows: int) -> None:
@@ -71,7 +74,9 @@ class Drafter:
         while self._waiting() >= self._chunk and len(tokens) > self._slot.length + self._chunk:
             self._extend(tokens, self._take(self._chunk))
 
-    def draft(self, tokens: Sequence[int], profile: Profile, clock: PhaseClock) -> Tree:
+    def draft(
+        self, tokens: Sequence[int], profile: Profile, clock: PhaseClock, proposal: Proposal | None = None
+    ) -> Tree:
         """See `Drafting`. The root is the last of `tokens`; every row before it must have been observed."""
         while self._waiting() > self._chunk:
             self._extend(tokens, self._take(self._chunk))
@@ -80,8 +85,10 @@ class Drafter:
         clock.lap("tree")
         extension = self._extend(tokens, waiting)
         clock.lap("draft")
-        candidates = self._grow(extension, profile, clock)
-        tree = rerank(candidates, tokens[-1], profile.nodes)
+        if proposal is None:
+            tree = rerank(self._grow(extension, profile, clock), tokens[-1], profile.nodes)
+        else:
+            tree = self._grow_sampled(extension, tokens, profile, proposal, clock)
         clock.lap("tree")
         return tree
 
@@ -124,18 +131,8 @@ class Drafter:
         own_rows = np.eye(width, dtype=np.bool_)
         level_start = 0  # index of the level's first candidate
         for level in range(1, profile.depth):
-            call = self._graph.call(self._slot.index, outputs=_OUTPUTS, Q=width, S=level * width, R=width)
             ancestors = np.concatenate((ancestors, own_rows), axis=1)
-            inputs = call.inputs
-            inputs["token_ids"][0] = level_tokens[expanded]
-            inputs["hidden"][0] = hidden
-            inputs["position_ids"][0] = start - 1 + level + self._head.position_offset
-            inputs["tree_mask"][0] = ancestors
-            inputs["kv_length"][0] = start
-            inputs["logit_rows"][:] = np.arange(width)
-            clock.lap("tree")
-            call.run()
-            clock.lap("draft")
+            call = self._expand(start, level_tokens[expanded], hidden, ancestors, level, clock)
 
             level_values = (level_values[expanded, None] + call.outputs["topk_logprobs"][:, :width]).ravel()
             level_tokens = call.outputs["topk_ids"][:, :width].ravel()
@@ -149,3 +146,34 @@ class Drafter:
             ancestors = ancestors[parent_rows]
         self._slot.rollback()
         return Candidates(tokens=np.concatenate(tokens), parents=np.concatenate(parents), values=np.concatenate(values))
+
+    def _grow_sampled(
+        self, extension: Call, tokens: Sequence[int], profile: Profile, proposal: Proposal, clock: PhaseClock
+    ) -> Tree:
+        """A tree whose children are drawn by `proposal`."""
+        start = self._slot.reserve(profile.nodes)
+
+        def expand(level_tokens: Ids, hidden: Floats, mask: Mask, level: int) -> Call:
+            return self._expand(start, level_tokens, hidden, mask, level, clock)
+
+        tree = grow_sampled(tokens[-1], extension, profile, proposal, position=len(tokens), expand=expand)
+        self._slot.rollback()
+        return tree
+
+    def _expand(
+        self, start: int, tokens: Ids, hidden: npt.NDArray[Any], mask: Mask, level: int, clock: PhaseClock
+    ) -> Call:
+        """A pass over Q nodes of a level: tokens [Q], hidden [Q, h], mask [Q, S] over the reserved rows so far."""
+        rows, seen = mask.shape
+        call = self._graph.call(self._slot.index, outputs=_OUTPUTS, Q=rows, S=seen, R=rows)
+        inputs = call.inputs
+        inputs["token_ids"][0] = tokens
+        inputs["hidden"][0] = hidden
+        inputs["position_ids"][0] = start - 1 + level + self._head.position_offset
+        inputs["tree_mask"][0] = mask
+        inputs["kv_length"][0] = start
+        inputs["logit_rows"][:] = np.arange(rows)
+        clock.lap("tree")
+        call.run()
+        clock.lap("draft")
+        return call

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from eagle_graphs import Profile, Tree, root_only
-from eagle_runtime.accept import Walk, walk_greedy
+from eagle_runtime.accept import Accepting, Greedy, Walk
 from eagle_runtime.draft import Drafting
+from eagle_runtime.logprobs import TokenLogprobs, path_logprobs
+from eagle_runtime.sampled_tree import Proposal
 from eagle_runtime.stats import PhaseClock, Stats
 from eagle_runtime.text import TextStream
 from eagle_runtime.verify import Verified, Verifier
@@ -46,7 +48,17 @@ class Request:
     """Rows that the cache may commit."""
     prefill_chunk: int
     """Prompt tokens of one pass."""
+    accepting: Accepting = field(default_factory=Greedy)
+    proposal: Proposal | None = None
+    """How to draw a sampled tree; None for a dynamic one."""
+    logprobs: int | None = None
+    """How many of the likeliest tokens to report beside each one; None for no report."""
     on_round: Callable[[Round], None] | None = None
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the target's logits must leave its graph."""
+        return self.accepting.needs_logits or self.logprobs is not None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,13 +99,14 @@ class Progress:
     text: TextStream
     stats: Stats = field(default_factory=Stats)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
 
 def generate(state: SlotState, request: Request, progress: Progress, *, cancelled: threading.Event) -> Iterator[str]:
     """Yields the answer's text as it is committed; `progress` tells the rest."""
-    first = prefill(state, request, progress, cancelled=cancelled)
-    if first is not None and (piece := take(state, [first], request, progress)):
+    prefilled = prefill(state, request, progress, cancelled=cancelled)
+    if prefilled is not None and (piece := take(state, *prefilled, request, progress)):
         yield piece
     clock = PhaseClock(progress.stats)
     while progress.finish_reason is None:
@@ -101,15 +114,14 @@ def generate(state: SlotState, request: Request, progress: Progress, *, cancelle
         if request.profile is None or state.drafter is None:
             tree = root_only(state.tokens[-1])
         else:
-            tree = state.drafter.draft(state.tokens, request.profile, clock)
+            tree = state.drafter.draft(state.tokens, request.profile, clock, request.proposal)
         clock.lap("tree")
-        verified = state.verifier.verify(tree)
+        verified = state.verifier.verify(tree, logits=request.needs_logits)
         clock.lap("verify")
-        walk = walk_greedy(tree, verified.argmax_ids)
+        walk = request.accepting.walk(tree, verified)
         clock.lap("accept")
-        drawn = [*tree.tokens[walk.path[1:]].tolist(), walk.bonus]
-        piece = take(state, drawn, request, progress)
-        kept = drawn[: len(state.tokens) - 1 - state.verifier.rows]
+        piece = take(state, tree, walk, verified, request, progress)
+        kept = state.tokens[state.verifier.rows + 1 :]
         clock.lap("host")
         commit(state, walk.path[: len(kept)], verified)
         clock.lap("commit")
@@ -124,33 +136,38 @@ def generate(state: SlotState, request: Request, progress: Progress, *, cancelle
         yield rest
 
 
-def prefill(state: SlotState, request: Request, progress: Progress, *, cancelled: threading.Event) -> int | None:
-    """Commits the prompt's rows chunk by chunk and returns the first new token; None where cancelled."""
+def prefill(
+    state: SlotState, request: Request, progress: Progress, *, cancelled: threading.Event
+) -> tuple[Tree, Walk, Verified] | None:
+    """Commits the prompt's rows chunk by chunk. Returns the walk that gives the first token; None where cancelled."""
     started = time.perf_counter()
     prompt, chunk = request.prompt, request.prefill_chunk
     kept = state.keep_prefix(prompt)
-    first = None
+    prefilled = None
     for start in range(kept, len(prompt), chunk):
         if cancelled.is_set():
-            progress.finish_reason, first = "cancelled", None
+            progress.finish_reason = "cancelled"
             break
         piece = prompt[start : start + chunk]
-        verified = state.verifier.prefill(piece)
+        verified = state.verifier.prefill(piece, logits=request.needs_logits)
         state.tokens.extend(piece)
-        first = int(verified.argmax_ids[-1])
         if state.drafter is not None:
             state.drafter.observe(verified.features.copy())
             if request.profile is not None:
                 state.drafter.catch_up(state.tokens)
+    else:
+        tree = root_only(prompt[-1])
+        prefilled = tree, request.accepting.walk(tree, verified), verified
     progress.stats.prompt_tokens, progress.stats.reused_tokens = len(prompt), kept
     progress.stats.prefill_s = time.perf_counter() - started
-    return first
+    return prefilled
 
 
-def take(state: SlotState, drawn: Sequence[int], request: Request, progress: Progress) -> str:
-    """Takes over drawn tokens up to whatever ends the answer first; returns the text that may be shown."""
+def take(state: SlotState, tree: Tree, walk: Walk, verified: Verified, request: Request, progress: Progress) -> str:
+    """Takes over a walk's tokens up to whatever ends the answer first; returns the text that may be shown."""
+    drawn = [*tree.tokens[walk.path[1:]].tolist(), walk.bonus]
     room = min(request.max_new_tokens - len(progress.token_ids), request.capacity + 1 - len(state.tokens))
-    kept = list(drawn[:room])
+    kept = drawn[:room]
     end = next((i for i, token in enumerate(kept) if token in request.eos_token_ids), None)
     if end is not None:
         kept = kept[: end + 1]
@@ -159,6 +176,9 @@ def take(state: SlotState, drawn: Sequence[int], request: Request, progress: Pro
         kept = kept[: progress.text.tokens_used - len(progress.token_ids)]
     state.tokens.extend(kept)
     progress.token_ids.extend(kept)
+    request.accepting.commit(kept)
+    if request.logprobs is not None:
+        progress.logprobs += path_logprobs(verified.logits, walk.path, kept, request.logprobs)
     progress.stats.tokens += len(kept)
     if progress.text.stopped or end is not None:
         progress.finish_reason = "stop"

@@ -10,19 +10,24 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypedDict, Unpack
+from typing import Self, Unpack
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from eagle_graphs import EagleError, Profile, draft_ports, target_ports
+from eagle_runtime.accept import Accepting, Greedy
 from eagle_runtime.bundle import Bundle, open_bundle
 from eagle_runtime.chat import ChatTemplate, check_messages
 from eagle_runtime.draft import Drafter
 from eagle_runtime.engines.onnxruntime import OnnxRuntimeGraph
 from eagle_runtime.generate import FinishReason, Progress, Request, Round, SlotState, generate
 from eagle_runtime.kv_pool import KVPool
+from eagle_runtime.logprobs import TokenLogprobs
+from eagle_runtime.processors import Processor
+from eagle_runtime.sampler import Sampler
+from eagle_runtime.sampling import Sampling, SamplingOptions
 from eagle_runtime.stats import Stats
 from eagle_runtime.text import TextStream
 from eagle_runtime.verify import Verifier
@@ -47,9 +52,13 @@ class Generation:
     finish_reason: FinishReason
     """stop: an end-of-sequence token or a stop string; length: max_new_tokens or the cache's end; cancelled."""
     stats: Stats
+    sampling: Sampling
+    """The options, and the seed of the draws: both together give the same answer again."""
+    logprobs: list[TokenLogprobs] | None = None
+    """Of each new token, where they were asked for."""
 
 
-class StreamOptions(TypedDict, total=False):
+class StreamOptions(SamplingOptions, total=False):
     """The keyword arguments of `Session.stream`."""
 
     messages: Sequence[Mapping[str, str]] | None
@@ -59,6 +68,8 @@ class StreamOptions(TypedDict, total=False):
     ignore_eos: bool
     profile: str | None
     on_round: Callable[[Round], None] | None
+    logprobs: int | None
+    processors: Sequence[Processor]
 
 
 class Session:
@@ -120,6 +131,9 @@ class Session:
         ignore_eos: bool = False,
         profile: str | None = None,
         on_round: Callable[[Round], None] | None = None,
+        logprobs: int | None = None,
+        processors: Sequence[Processor] = (),
+        **sampling: Unpack[SamplingOptions],
     ) -> Iterator[str]:
         """Yields the answer's text as it is committed; `last` and `stats` tell the rest afterwards.
 
@@ -134,6 +148,9 @@ class Session:
             ignore_eos: go on after an end-of-sequence token.
             profile: instead of the session's.
             on_round: called after every round.
+            logprobs: report the target's log-probability of each new token and of so many likeliest ones.
+            processors: of your own, run before temperature; see `eagle_runtime.processors.Processor`.
+            sampling: temperature, top_p, seed, ...: the fields of `eagle_runtime.Sampling`. Greedy without.
 
         Raises:
             EagleError: at once, on an option or a prompt that cannot be served.
@@ -144,22 +161,38 @@ class Session:
             raise EagleError(_CLOSED)
         if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
             raise EagleError(f"max_new_tokens is {max_new_tokens!r}; expected a whole number, 1 or more")
+        vocab_size = manifest.target.vocab_size
+        if logprobs is not None and not (isinstance(logprobs, int) and 0 <= logprobs <= vocab_size):
+            raise EagleError(f"logprobs is {logprobs!r}; expected a whole number of 0 to {vocab_size}, the vocabulary")
+        options = Sampling(**sampling).seeded()
+        options.check_tokens(vocab_size)
+        if options.min_new_tokens > max_new_tokens:
+            raise EagleError(f"min_new_tokens is {options.min_new_tokens}, more than max_new_tokens, {max_new_tokens}")
         tokens = self._prompt_tokens(prompt, messages, token_ids)
         chosen = self._profile if profile is None else self._profile_from_name(profile)
         if chosen is not None and self._state.drafter is None:
             raise EagleError(
                 'the session was opened with profile "plain", without the draft head: open it with another'
             )
+        eos = frozenset(() if ignore_eos else manifest.target.eos_token_ids)
+        capacity = manifest.limits.capacity
+        accepting: Accepting = Greedy()
+        if processors or not options.changes_nothing:
+            accepting = Sampler(options, prompt=tokens, eos_token_ids=eos, capacity=capacity, processors=processors)
         request = Request(
             prompt=tokens,
             profile=chosen,
             max_new_tokens=max_new_tokens,
-            eos_token_ids=frozenset(() if ignore_eos else manifest.target.eos_token_ids),
-            capacity=manifest.limits.capacity,
+            eos_token_ids=eos,
+            capacity=capacity,
             prefill_chunk=manifest.limits.prefill_chunk,
+            accepting=accepting,
+            proposal=options.proposal,
+            logprobs=logprobs,
             on_round=on_round,
         )
-        stream = self._answer(request, Progress(text=TextStream(self._tokenizer, stop=stop_strings)))
+        progress = Progress(text=TextStream(self._tokenizer, stop=stop_strings))
+        stream = self._answer(request, progress, sampling=options)
         self._streams.add(stream)
         return stream
 
@@ -234,7 +267,7 @@ class Session:
     ) -> None:
         self.close()
 
-    def _answer(self, request: Request, progress: Progress) -> Generator[str, None, None]:
+    def _answer(self, request: Request, progress: Progress, *, sampling: Sampling) -> Generator[str, None, None]:
         with self._exclusive():
             self.stats = progress.stats
             try:
@@ -252,6 +285,8 @@ class Session:
                         token_ids=progress.token_ids,
                         finish_reason=progress.finish_reason,
                         stats=progress.stats,
+                        sampling=sampling,
+                        logprobs=None if request.logprobs is None else progress.logprobs,
                     )
 
     @contextlib.contextmanager

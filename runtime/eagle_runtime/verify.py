@@ -13,6 +13,7 @@ from eagle_runtime.engines import Call, Graph
 from eagle_runtime.kv_pool import KVSlot
 
 _OUTPUTS = ("argmax_ids", "finite", "features")
+_WITH_LOGITS = (*_OUTPUTS, "logits")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class Verified:
     """[R] likeliest next token after each row."""
     features: npt.NDArray[np.float32]
     """[Q, h] fused features of every row."""
+    logits: npt.NDArray[np.float32] | None
+    """[R, V] logits for the token after each row; None where they were not asked for."""
 
 
 class Verifier:
@@ -36,11 +39,12 @@ class Verifier:
         """Committed rows."""
         return self._slot.length
 
-    def prefill(self, tokens: Sequence[int]) -> Verified:
-        """Commits the rows of a chunk of the prompt; logits for its last row."""
+    def prefill(self, tokens: Sequence[int], *, logits: bool = False) -> Verified:
+        """Commits the rows of a chunk of the prompt and asks for what follows its last one."""
         rows = len(tokens)
         chain = np.arange(rows)
-        call = self._forward(np.asarray(tokens), chain, np.tri(rows, dtype=np.bool_), chain[-1:], _OUTPUTS)
+        outputs = _WITH_LOGITS if logits else _OUTPUTS
+        call = self._forward(np.asarray(tokens), chain, np.tri(rows, dtype=np.bool_), chain[-1:], outputs)
         self.commit(range(rows))
         return _verified(call)
 
@@ -53,9 +57,10 @@ class Verifier:
         logits: npt.NDArray[np.float32] = call.outputs["logits"][0].copy()
         return logits
 
-    def verify(self, tree: Tree) -> Verified:
-        """Reserves a row for each node of `tree` and asks for the logits of all."""
-        return _verified(self._forward(tree.tokens, tree.depths, tree.mask, np.arange(len(tree)), _OUTPUTS))
+    def verify(self, tree: Tree, *, logits: bool = False) -> Verified:
+        """Reserves a row for each node of `tree` and asks for what follows each; `logits`: not only the likeliest."""
+        outputs = _WITH_LOGITS if logits else _OUTPUTS
+        return _verified(self._forward(tree.tokens, tree.depths, tree.mask, np.arange(len(tree)), outputs))
 
     def commit(self, path: Sequence[int]) -> None:
         """Keeps the rows of an accepted path."""
@@ -95,4 +100,5 @@ class Verifier:
 
 
 def _verified(call: Call) -> Verified:
-    return Verified(argmax_ids=call.outputs["argmax_ids"], features=call.outputs["features"][0])
+    outputs = call.outputs
+    return Verified(argmax_ids=outputs["argmax_ids"], features=outputs["features"][0], logits=outputs.get("logits"))

@@ -549,8 +549,8 @@ def test_a_bad_option_is_refused_at_once(session: Session, options: dict[str, ob
 
 
 def test_an_unknown_option_is_refused(session: Session) -> None:
-    with pytest.raises(TypeError, match="temperature"):
-        session.stream("Hello", temperature=1.0)
+    with pytest.raises(TypeError, match="heat"):
+        session.stream("Hello", heat=1.0)
 
 
 @pytest.mark.parametrize(("options", "message"), [({"profile": "7"}, "profile '7'"), ({"threads": 0}, "threads is 0")])
