@@ -309,6 +309,20 @@ def test_windows_count_positions(shape: Shape, window: int) -> None:
     check(replace(shape, attributes={"sliding_window": window}), "rotary")
 
 
+def test_layers_of_one_window_share_its_bias() -> None:
+    model = Neutral(SHAPES["verification"], "split rows").model()
+    first = next(node for node in model.graph if node.op_type == op.NAME)
+    for window in (4, 0, 4, 9):
+        other = ir.node(
+            op.NAME, first.inputs, {"scale": SCALE, "sliding_window": window}, domain=op.DOMAIN, num_outputs=3
+        )
+        other.outputs[0].shape = first.outputs[0].shape
+        model.graph.insert_after(first, other)
+    lower_for_onnxruntime_cpu(model)
+    biases = {node.inputs[10] for node in model.graph if node.op_type == "GroupQueryAttention"}
+    assert len(biases) == 3
+
+
 @pytest.mark.parametrize("name", ["first token", "prefill", "verification", "draft level"])
 def test_scores_are_capped(name: str) -> None:
     check(replace(SHAPES[name], attributes={"softcap": 0.8}), "rotary")
