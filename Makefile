@@ -18,7 +18,8 @@ BUNDLE   := build/demo-bundle
 PROMPT   ?= What should I pack for a weekend of hiking in the mountains?
 
 .PHONY: demo test lossless bench check clean
-.DELETE_ON_ERROR:
+# eagle-export replaces a bundle in one step; make must not delete a part of one when it is interrupted.
+.PRECIOUS: $(BUNDLE)/manifest.json
 
 demo: $(BUNDLE)/manifest.json
 	@printf '\n> %s\n\n' "$(PROMPT)"

@@ -24,6 +24,7 @@ from rich.table import Table
 from eagle_graphs import EagleError
 from eagle_runtime import Session
 from eagle_runtime.compare import first_difference, warm_up
+from eagle_runtime.huge_pages import restart_with_huge_pages
 from eagle_runtime.session import AUTO, PLAIN
 from eagle_runtime.stats import HOST_PHASES, Stats
 
@@ -165,6 +166,7 @@ def print_table(result: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    restart_with_huge_pages()
     try:
         app()
     except EagleError as error:

@@ -25,8 +25,8 @@ from eagle_graphs import EagleError, GraphPorts, KVGeometry, Manifest, Profile, 
 from eagle_graphs.lowering import lower_for_onnxruntime_cpu
 from eagle_graphs.manifest import FILE_NAME, Engine, HeadInfo, Limits, TargetInfo
 
-GREEDY_TOKENS = 32
-MEASURED_TOKENS = 64
+CHECKED_TOKENS = 32
+"""New tokens of every prompt that are compared with torch's and timed, for each profile."""
 REPORT = "export-report.json"
 _BACKEND_DIRECTORY = "onnxruntime-cpu-fp32"
 
@@ -67,7 +67,7 @@ def export(options: ExportOptions, steps: Steps) -> Report:
             limits = options.limits(int(target.config.max_position_embeddings))
             notes = settle(target.model, capacity=limits.capacity)
             tokenizer = save_tokenizer(target.tokenizer, directory)
-            prompts = prompt_tokens(target.tokenizer, load_prompts(), longest=limits.capacity - MEASURED_TOKENS)
+            prompts = prompt_tokens(target.tokenizer, load_prompts(), longest=limits.capacity - CHECKED_TOKENS)
         steps.say(notes)
         with steps("trace target with feature taps"):
             target_graph = trace(graphs.target, graphs.target_ports)
@@ -116,8 +116,8 @@ def export(options: ExportOptions, steps: Steps) -> Report:
         with steps("run the bundle: EAGLE, plain and torch agree"):
             write_manifest(proof.PLAIN)
             names = [proof.PLAIN, *(str(profile.nodes) for profile in options.profiles)]
-            runs = proof.run_bundle(directory, prompts, names, max_new_tokens=MEASURED_TOKENS)
-            ties = proof.check_greedy(target, prompts, runs, exactness, max_new_tokens=GREEDY_TOKENS)
+            runs = proof.run_bundle(directory, prompts, names, max_new_tokens=CHECKED_TOKENS)
+            ties = proof.check_greedy(target, prompts, runs, exactness, max_new_tokens=CHECKED_TOKENS)
         with steps("write the bundle"):
             default_profile = proof.fastest_profile(runs)
             report = Report(
@@ -125,7 +125,7 @@ def export(options: ExportOptions, steps: Steps) -> Report:
                 parity=parity,
                 exactness=exactness,
                 near_ties=ties,
-                greedy_tokens=GREEDY_TOKENS,
+                greedy_tokens=CHECKED_TOKENS,
                 measured={name: run["stats"] for name, run in runs.items()},
                 default_profile=default_profile,
                 taps=head.spec.taps,

@@ -85,7 +85,12 @@ def messages_from_json(text: str, where: str) -> list[dict[str, str]]:
         messages = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise EagleError(f"{where} is not JSON ({error}): {_EXPECTED}") from error
-    if not isinstance(messages, list):
+    return check_messages(messages, where)
+
+
+def check_messages(messages: object, where: str) -> list[dict[str, str]]:
+    """The conversation `messages`, if it is one; raises EagleError as `messages_from_json` does."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise EagleError(f"{where} holds {_kind(messages)}: {_EXPECTED}")
     if not messages:
         raise EagleError(f"{where} holds an empty list: {_EXPECTED}")
@@ -93,7 +98,7 @@ def messages_from_json(text: str, where: str) -> list[dict[str, str]]:
 
 
 def _checked(message: object, where: str) -> dict[str, str]:
-    if not isinstance(message, dict):
+    if not isinstance(message, Mapping):
         raise EagleError(f'{where} is {_kind(message)}: expected an object with "role" and "content"')
     for key in ("role", "content"):
         if key not in message:

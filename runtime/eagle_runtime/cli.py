@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import sys
@@ -25,9 +26,7 @@ _MOST_THREADS = 1024  # ONNX Runtime starts as many as it is told, however long 
 @app.command()
 def run(
     bundle: Annotated[Path, typer.Argument(help="Bundle made by eagle-export.")],
-    stdin: Annotated[
-        str | None, typer.Argument(metavar="-", help="'-' reads the prompt from standard input.")
-    ] = None,
+    stdin: Annotated[str | None, typer.Argument(metavar="-", help="'-' reads the prompt from standard input.")] = None,
     prompt: Annotated[str | None, typer.Option(help="Answer this message ('-': standard input) and end.")] = None,
     messages: Annotated[str | None, typer.Option(help="Answer this conversation: a JSON file, or '-'.")] = None,
     raw: Annotated[
@@ -172,10 +171,9 @@ def main() -> None:
     except EagleError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
-    except MemoryError:
+    except (MemoryError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            print(f"error: {error.strerror or error}", file=sys.stderr)
+            sys.exit(2)
         print("error: there is not enough memory: free some, or export with a smaller --capacity", file=sys.stderr)
         sys.exit(2)
-
-
-if __name__ == "__main__":
-    main()

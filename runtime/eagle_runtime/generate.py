@@ -2,7 +2,7 @@
 
 A sequence of n + 1 tokens has n committed rows in the target's cache: the last token, which the target
 drew and nobody has fed yet, is the root of the next tree. Every round commits as many rows as it adds
-tokens, so that this holds after each, wherever it was cut.
+tokens, so that this holds after each, wherever it was cut. (Cancelled within the prompt, all rows are fed ones.)
 """
 
 from __future__ import annotations

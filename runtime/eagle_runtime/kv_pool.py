@@ -34,16 +34,20 @@ class KVPool:
         memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
         self.buffer: npt.NDArray[np.float32] = np.frombuffer(memory, dtype).reshape(shape)
         self._free = list(range(slots))
+        self._held: set[KVSlot] = set()
 
     def acquire(self) -> KVSlot:
         """An empty slot. Raises EagleError when all are taken."""
         if not self._free:
             raise EagleError(f"all {self.buffer.shape[2]} cache slots are in use: close a sequence first")
-        return KVSlot(self, self._free.pop())
+        slot = KVSlot(self, self._free.pop())
+        self._held.add(slot)
+        return slot
 
     def release(self, slot: KVSlot) -> None:
         """Takes a slot back; it must not be used afterwards."""
-        assert slot.index not in self._free, "slot released twice"
+        assert slot in self._held, "slot released twice, or another pool's"
+        self._held.remove(slot)
         self._free.append(slot.index)
 
     @property

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eagle_graphs import EagleError
+from eagle_runtime.huge_pages import restart_with_huge_pages
 from eagle_runtime.session import Session
 from eagle_runtime.stats import Stats
 
@@ -66,4 +67,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    restart_with_huge_pages()
     main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from tokenizers import Tokenizer
 
 from eagle_graphs import EagleError, Profile, draft_ports, target_ports
 from eagle_runtime.bundle import Bundle, open_bundle
-from eagle_runtime.chat import ChatTemplate
+from eagle_runtime.chat import ChatTemplate, check_messages
 from eagle_runtime.draft import Drafter
 from eagle_runtime.engines.onnxruntime import OnnxRuntimeGraph
 from eagle_runtime.generate import FinishReason, Progress, Request, Round, SlotState, generate
@@ -29,6 +30,7 @@ from eagle_runtime.verify import Verifier
 PLAIN = "plain"
 AUTO = "auto"
 DEFAULT_MAX_NEW_TOKENS = 512
+_CLOSED = "the session is closed: open another"
 
 
 class SessionBusyError(EagleError):
@@ -71,6 +73,7 @@ class Session:
         """The latest answer, once it is finished."""
         self._profile = self._profile_from_name(profile)
         self._lock, self._cancelled, self._closed = threading.Lock(), threading.Event(), False
+        self._answering = 0  # the thread that holds the lock, or held it last
         self._streams: weakref.WeakSet[Generator[str, None, None]] = weakref.WeakSet()
         self._tokenizer = _load_tokenizer(bundle)
         self._template: ChatTemplate | None = None
@@ -138,9 +141,9 @@ class Session:
         """
         manifest = self.bundle.manifest
         if self._closed:
-            raise EagleError("the session is closed: open another")
-        if max_new_tokens < 1:
-            raise EagleError(f"max_new_tokens is {max_new_tokens}; expected 1 or more")
+            raise EagleError(_CLOSED)
+        if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+            raise EagleError(f"max_new_tokens is {max_new_tokens!r}; expected a whole number, 1 or more")
         tokens = self._prompt_tokens(prompt, messages, token_ids)
         chosen = self._profile if profile is None else self._profile_from_name(profile)
         if chosen is not None and self._state.drafter is None:
@@ -197,14 +200,28 @@ class Session:
         self._cancelled.set()
 
     def close(self) -> None:
-        """Frees the graphs and caches, after ending an answer under way."""
+        """Frees the graphs and caches, after ending an answer under way.
+
+        Called by the answer itself, from `on_round`, it takes effect when that round is done.
+        """
         self._closed = True
         self.cancel()
         while not self._lock.acquire(timeout=0.05):
-            for stream in list(self._streams):
-                with contextlib.suppress(ValueError):  # running in another thread, which will see the cancellation
-                    stream.close()
+            if not self._close_suspended() and self._answering == threading.get_ident():
+                return
         self._lock.release()
+        self._free()
+
+    def _close_suspended(self) -> bool:
+        """Ends answers that nobody reads on; False where one is running, which will see that it is cancelled."""
+        try:
+            for stream in list(self._streams):
+                stream.close()
+        except ValueError:  # generator already executing
+            return False
+        return True
+
+    def _free(self) -> None:
         for graph in self._graphs:
             graph.close()
         self._graphs.clear()
@@ -219,12 +236,11 @@ class Session:
 
     def _answer(self, request: Request, progress: Progress) -> Generator[str, None, None]:
         with self._exclusive():
-            self._cancelled.clear()
             self.stats = progress.stats
             try:
                 yield from generate(self._state, request, progress, cancelled=self._cancelled)
             except GeneratorExit:
-                progress.finish_reason = "cancelled"
+                progress.finish_reason = progress.finish_reason or "cancelled"
                 raise
             except BaseException:
                 self._state.reset()
@@ -242,9 +258,15 @@ class Session:
     def _exclusive(self) -> Iterator[None]:
         if not self._lock.acquire(blocking=False):
             raise SessionBusyError("the session is answering already: wait, cancel it, or open another session")
+        self._answering = threading.get_ident()
         try:
+            self._cancelled.clear()
+            if self._closed:
+                raise EagleError(_CLOSED)
             yield
         finally:
+            if self._closed:
+                self._free()
             self._lock.release()
 
     def _prompt_tokens(
@@ -260,11 +282,12 @@ class Session:
         if messages is not None:
             if self._template is None:
                 raise EagleError("the target has no chat template: give a prompt without one (eagle-run --raw)")
-            tokens = self._tokenizer.encode(self._template.render(messages), add_special_tokens=False).ids
+            text = self._template.render(check_messages(messages, "messages"))
+            tokens = self._tokenizer.encode(text, add_special_tokens=False).ids
         elif prompt is not None:
             tokens = self._tokenizer.encode(prompt).ids
         else:
-            tokens = [int(token) for token in token_ids or ()]
+            tokens = _whole_numbers(token_ids)
         if not tokens:
             raise EagleError("the prompt has no tokens: give some text")
         if outside := [token for token in tokens if not 0 <= token < manifest.target.vocab_size]:
@@ -311,3 +334,10 @@ def _load_tokenizer(bundle: Bundle) -> Tokenizer:
         return Tokenizer.from_file(str(bundle.path(name)))
     except Exception as error:  # tokenizers raises bare Exception
         raise EagleError(f"{bundle.path(name)} is not a tokenizer that `tokenizers` can read: {error}") from None
+
+
+def _whole_numbers(token_ids: Sequence[int] | None) -> list[int]:
+    try:
+        return [operator.index(token) for token in (token_ids if token_ids is not None else ())]
+    except TypeError:
+        raise EagleError(f"token_ids holds something other than whole numbers: {token_ids!r:.80}") from None

@@ -55,10 +55,8 @@ def test_json_has_these_keys(tiny_bundle: Path, expected: str) -> None:
 
 
 def test_json_of_a_comparison_has_these_keys(tiny_bundle: Path) -> None:
-    outcome = eagle_run(
-        tiny_bundle, "--prompt", PROMPT, "--profile", "8", "--max-new-tokens", 12, "--json", "--compare"
-    )
-    answer = json.loads(outcome.out)
+    options = ["--profile", "8", "--max-new-tokens", 12, "--json", "--compare"]
+    answer = json.loads(eagle_run(tiny_bundle, "--prompt", PROMPT, *options).out)
     assert answer.keys() == ANSWER | {"plain", "identical", "speedup"}
     assert answer["plain"].keys() == ANSWER
     assert answer["identical"] is True
@@ -123,7 +121,7 @@ def test_trees_are_drawn(tiny_bundle: Path, expected: str) -> None:
 
 
 def test_an_output_that_cannot_show_every_character_still_gets_the_rest(tiny_bundle: Path) -> None:
-    command = [sys.executable, "-m", "eagle_runtime.cli", str(tiny_bundle), "--prompt", PROMPT]
+    command = [sys.executable, "-m", "eagle_runtime", str(tiny_bundle), "--prompt", PROMPT]
     done = subprocess.run(command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"})
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"?" in done.stdout
@@ -143,7 +141,7 @@ def test_a_chat_keeps_the_conversation_and_its_cache(tiny_bundle: Path) -> None:
     assert (outcome.status, outcome.err) == (0, "")
     (first, total), (second, longer), (again, same) = reused(outcome.out)
     assert first == 0
-    assert total <= second < longer
+    assert total - 1 <= second < longer  # one row is read again
     assert same == total
     assert again < total
 
@@ -160,11 +158,11 @@ def test_a_message_that_cannot_be_answered_does_not_end_a_chat(tiny_bundle: Path
     assert outcome.status == 0
     assert re.fullmatch(r"error: the prompt has \d+ tokens, .* \(/new starts over\)\n", outcome.err)
     (_, total), (kept, longer) = reused(outcome.out)
-    assert total <= kept < longer < 160
+    assert total - 1 <= kept < longer < 160
 
 
 def test_ctrl_c_ends_an_answer_and_not_the_chat(tiny_bundle: Path) -> None:
-    command = [sys.executable, "-m", "eagle_runtime.cli", str(tiny_bundle), "--profile", "16", "--show-tree"]
+    command = [sys.executable, "-m", "eagle_runtime", str(tiny_bundle), "--profile", "16", "--show-tree"]
     with subprocess.Popen(
         [*command, "--ignore-eos", "--max-new-tokens", "100000"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as chat:
@@ -186,7 +184,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat(tiny_bundle: Path) -> None:
 
 
 def test_ctrl_c_ends_a_single_answer_with_130(tiny_bundle: Path) -> None:
-    command = [sys.executable, "-m", "eagle_runtime.cli", str(tiny_bundle), "--profile", "16", "--show-tree"]
+    command = [sys.executable, "-m", "eagle_runtime", str(tiny_bundle), "--profile", "16", "--show-tree"]
     with subprocess.Popen(
         [*command, "--ignore-eos", "--prompt", "hello"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as run:
@@ -201,7 +199,7 @@ def test_ctrl_c_ends_a_single_answer_with_130(tiny_bundle: Path) -> None:
 def test_a_chat_at_a_terminal(tiny_bundle: Path) -> None:
     ours, its = pty.openpty()
     termios.tcsetwinsize(ours, (50, 200))
-    command = [sys.executable, "-m", "eagle_runtime.cli", str(tiny_bundle), "--max-new-tokens", "4", "--ignore-eos"]
+    command = [sys.executable, "-m", "eagle_runtime", str(tiny_bundle), "--max-new-tokens", "4", "--ignore-eos"]
     with subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=os.environ | {"TERM": "dumb"}) as chat:
         os.close(its)
         seen = ""
@@ -213,7 +211,8 @@ def test_a_chat_at_a_terminal(tiny_bundle: Path) -> None:
     os.close(ours)
     (first, total), (second, _), (again, same) = reused(seen)
     assert first == 0
-    assert second >= total == same
+    assert second >= total - 1
+    assert same == total
     assert again < total
     assert "Ctrl-C stops an answer" in seen
 

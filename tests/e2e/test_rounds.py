@@ -7,14 +7,14 @@ a round must still hold the same nodes up to candidates of that value.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel
 
-from eagle_graphs.manifest import manifest_from_json
 from eagle_runtime import Session
 from eagle_runtime.generate import Round
 from tests.conftest import DEMO_HEAD
@@ -24,45 +24,59 @@ from tests.reference.loop import ReferenceEagle, ReferenceRound
 PROMPTS, TOKENS = 8, 48
 ROUNDING = 2e-4  # of a candidate's cumulative log-probability
 
-pytestmark = pytest.mark.real_model
 
-
-@pytest.fixture(scope="module")
-def reference(demo_target: PreTrainedModel) -> ReferenceEagle:
-    return ReferenceEagle(demo_target, ReferenceHead.load(DEMO_HEAD, demo_target))
-
-
+@pytest.mark.real_model
 @pytest.mark.parametrize("nodes", [4, 8, 16])
 def test_every_round_is_the_reference_s(
-    nodes: int, demo_bundle: Path, reference: ReferenceEagle, demo_prompts: list[list[dict[str, str]]]
+    nodes: int, demo_bundle: Path, demo_target: PreTrainedModel, demo_prompts: list[list[dict[str, str]]]
 ) -> None:
-    manifest = manifest_from_json((demo_bundle / "manifest.json").read_text())
+    reference = ReferenceEagle(demo_target, ReferenceHead.load(DEMO_HEAD, demo_target))
+    with Session.open(demo_bundle, profile=str(nodes)) as session:
+        prompts = [session.encode(messages=messages) for messages in demo_prompts[:: len(demo_prompts) // PROMPTS]]
+        compare_rounds(session, reference, nodes, prompts[:PROMPTS])
+
+
+@pytest.mark.parametrize("nodes", [4, 16])
+def test_every_round_of_a_tiny_model_is_the_reference_s(
+    nodes: int, tiny_bundle: Path, tiny_target: Path, tiny_head: Path
+) -> None:
+    target = LlamaForCausalLM.from_pretrained(tiny_target, dtype=torch.float32).eval()
+    reference = ReferenceEagle(target, ReferenceHead.load(tiny_head, target), taps=(2, 3, 3))
+    random = np.random.default_rng(5)
+    with Session.open(tiny_bundle, profile=str(nodes), threads=1) as session:
+        prompts = [random.integers(2, 300, length).tolist() for length in (2, 15, 16, 17, 40)]  # chunks are 16 tokens
+        compare_rounds(session, reference, nodes, prompts)
+
+
+def compare_rounds(session: Session, reference: ReferenceEagle, nodes: int, prompts: Sequence[Sequence[int]]) -> None:
+    """Runs both on every prompt and compares each round, and the accepted lengths over all."""
+    manifest = session.bundle.manifest
     profile = next(profile for profile in manifest.profiles if profile.nodes == nodes)
     rounds = tied = tokens = reference_rounds = 0
-    with Session.open(demo_bundle, profile=str(nodes)) as session, torch.inference_mode():
-        for messages in demo_prompts[:: len(demo_prompts) // PROMPTS][:PROMPTS]:
-            prompt, ours = session.encode(messages=messages), list[Round]()
-            answer = session.generate(token_ids=prompt, max_new_tokens=TOKENS, on_round=ours.append)
-            theirs = reference.generate(
-                prompt,
-                nodes=nodes,
-                top_k=profile.top_k,
-                depth=profile.depth,
-                max_new_tokens=TOKENS,
-                eos_token_ids=manifest.target.eos_token_ids,
-            )
-            assert answer.token_ids == theirs.tokens
-            rounds += len(ours)
-            reference_rounds += len(theirs.rounds)
-            tokens += len(answer.token_ids) - 1
-            for mine, its in zip(ours, theirs.rounds, strict=False):
-                if same_round(mine, its):
-                    continue
-                tied += 1
-                assert same_up_to_rounding(mine, its), f"{mine} is not {its}"
-                if accepted(mine) != accepted_by_reference(its):
-                    break  # from here on the rounds stand at different tokens
+    for prompt in prompts:
+        ours = list[Round]()
+        answer = session.generate(token_ids=prompt, max_new_tokens=TOKENS, on_round=ours.append)
+        theirs = reference.generate(
+            list(prompt),
+            nodes=nodes,
+            top_k=profile.top_k,
+            depth=profile.depth,
+            max_new_tokens=TOKENS,
+            eos_token_ids=manifest.target.eos_token_ids,
+        )
+        assert answer.token_ids == theirs.tokens
+        rounds += len(ours)
+        reference_rounds += len(theirs.rounds)
+        tokens += len(answer.token_ids) - 1
+        for mine, its in zip(ours, theirs.rounds, strict=False):
+            if same_round(mine, its):
+                continue
+            tied += 1
+            assert same_up_to_rounding(mine, its), f"{mine} is not {its}"
+            if accepted(mine) != accepted_by_reference(its):
+                break  # from here on the rounds stand at different tokens
     print(f"profile {nodes}: {rounds} rounds, {tied} with candidates that rounding put in another order")
+    assert rounds > 0
     assert tied <= 0.02 * rounds
     assert tokens / rounds == pytest.approx(tokens / reference_rounds, abs=0.03)
 

@@ -18,7 +18,7 @@ from eagle_runtime.kv_pool import KVPool, KVSlot
 from tests.drafters import Scripted, Shape, bush, chain, random_prompt, run, run_plain, state_with
 
 GEOMETRY = KVGeometry(layers=2, kv_heads=2, head_dim=3)
-SLOTS, ROWS = 3, 10
+SLOTS, ROWS = 3, 8
 
 
 class PoolMachine(RuleBasedStateMachine):

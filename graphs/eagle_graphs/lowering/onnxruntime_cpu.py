@@ -137,7 +137,7 @@ def _replace_heads_by_rows(rewriter: Rewriter, node: ir.Node, rows: ir.Value) ->
         if user.op_type == "Reshape" and _is_rows(user.outputs[0], heads):
             rewriter.replace(user.outputs[0], rows)
             rewriter.graph.remove(user, safe=True)
-    if heads.uses():
+    if heads.uses() or heads.is_graph_output():
         split = rewriter.ints(0, 0, *(int(size) for size in list(heads.shape or ())[2:]))  # type: ignore[arg-type]
         rewriter.replace(heads, rewriter.one(node, "Reshape", [rows, split]))
 
@@ -152,12 +152,16 @@ def _heads(value: ir.Value | None, *, axis: int) -> int:
 def _rows_from_heads(rewriter: Rewriter, before: ir.Node, value: ir.Value | None) -> ir.Value:
     """[B, Q, heads * D] for a value [B, heads, Q, D], without a transpose where the graph allows it."""
     node = producer(value)
-    if node is not None and node.op_type == "RotaryEmbedding":
+    if node is not None and (node.domain, node.op_type) == ("", "RotaryEmbedding"):
         rows = _rows_from_heads(rewriter, before, node.inputs[0])
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
         attributes["num_heads"] = _heads(value, axis=1)
         return rewriter.one(before, "RotaryEmbedding", [rows, *node.inputs[1:]], attributes)
-    if node is not None and node.op_type == "Transpose" and list(node.attributes["perm"].as_ints()) == [0, 2, 1, 3]:
+    if (
+        node is not None
+        and (node.domain, node.op_type) == ("", "Transpose")
+        and list(node.attributes["perm"].as_ints()) == [0, 2, 1, 3]
+    ):
         split = node.inputs[0]
         reshape = producer(split)
         if reshape is not None and reshape.op_type == "Reshape" and _is_rows(reshape.inputs[0], split):
