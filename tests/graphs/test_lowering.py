@@ -318,6 +318,7 @@ def test_layers_of_one_window_share_its_bias() -> None:
         )
         other.outputs[0].shape = first.outputs[0].shape
         model.graph.insert_after(first, other)
+        model.graph.outputs.append(other.outputs[0])
     lower_for_onnxruntime_cpu(model)
     biases = {node.inputs[10] for node in model.graph if node.op_type == "GroupQueryAttention"}
     assert len(biases) == 3

@@ -224,7 +224,18 @@ def test_a_window_is_transformers_own_by_position(name: str, window: int) -> Non
         scale=call["scale"],
     )
     np.testing.assert_allclose(out, expected.transpose(1, 2).numpy(), rtol=1e-4, atol=1e-5)
-    assert (visible.sum(axis=1) <= window).all()
+
+
+def test_a_window_by_index_is_another_one() -> None:
+    """Of a root's five children the last sees the root and three committed rows, whatever lies between."""
+    call = random_call(Shape(lengths=(6,), new=6, after=6, heads=2, kv_heads=1), dtype=np.float64)
+    call["tree_mask"] = depths_and_ancestors(np.array([-1, 0, 0, 0, 0, 0]))[1][None]
+    alone = {name: call[name][:, :, [0, 5]] for name in ("query", "key", "value")}
+    alone = call | alone | {"tree_mask": np.tri(2, dtype=np.bool_)[None]}
+    out, alone_out = (tree_attention(**arguments, sliding_window=5)[0] for arguments in (call, alone))
+    np.testing.assert_allclose(out[:, 5], alone_out[:, 1], rtol=1e-12)
+    itself = call["value"][0, :, 5].repeat(2, axis=0)  # all that a window of five rows of the buffer would show it
+    assert np.abs(out[0, 5] - itself).max() > 1e-3
 
 
 @pytest.mark.parametrize("window", [0, 6])
