@@ -8,7 +8,14 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 VOCAB = 320
 HIDDEN = 64
@@ -60,8 +67,38 @@ def write_tiny_target(directory: Path, *, seed: int = 0, **config: object) -> Ll
     return model
 
 
-def write_tiny_head(directory: Path, *, seed: int = 1, target_hidden: int = HIDDEN, vocab: int = VOCAB) -> None:
-    """A random EAGLE-3 head in SafeAILab's layout."""
+def write_tiny_model(directory: Path, model_type: str, *, layers: int, **config: object) -> PreTrainedModel:
+    """A random model of any architecture; norms, biases and other vectors are random too."""
+    torch.manual_seed(0)
+    settings = {
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 96,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.3,
+        "tie_word_embeddings": True,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+        **config,
+    }
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings)).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(directory)
+    tiny_tokenizer().save_pretrained(directory)
+    return model
+
+
+def write_tiny_head(
+    directory: Path, *, seed: int = 1, target_hidden: int = HIDDEN, vocab: int = VOCAB, own_embedding: bool = False
+) -> None:
+    """A random EAGLE-3 head in SafeAILab's layout, with the target's embedding or its own."""
     random = torch.Generator().manual_seed(seed)
 
     def weight(*shape: int) -> torch.Tensor:
@@ -88,6 +125,8 @@ def write_tiny_head(directory: Path, *, seed: int = 1, target_hidden: int = HIDD
         "d2t": draft_ids - torch.arange(DRAFT_VOCAB),
         "t2d": membership,
     }
+    if own_embedding:
+        tensors["embed_tokens.weight"] = weight(vocab, hidden)
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",

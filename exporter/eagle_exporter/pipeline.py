@@ -17,7 +17,7 @@ from eagle_exporter.checkpoint import Checkpoint, find_checkpoint
 from eagle_exporter.eagle3 import Eagle3Head
 from eagle_exporter.heads import Head, load_head
 from eagle_exporter.report import Report, Steps, versions
-from eagle_exporter.target import Target, TargetGraph, load_target
+from eagle_exporter.target import Target, TargetGraph, load_target, settle
 from eagle_exporter.tokenizer import prompt_tokens, save_tokenizer
 from eagle_exporter.trace import trace
 from eagle_exporter.validate import compare_draft, compare_target
@@ -65,8 +65,10 @@ def export(options: ExportOptions, steps: Steps) -> Report:
             head = load_head(draft, target.config)
             graphs = _Graphs.of(target, head, top_k=max(profile.top_k for profile in options.profiles))
             limits = options.limits(int(target.config.max_position_embeddings))
+            notes = settle(target.model, capacity=limits.capacity)
             tokenizer = save_tokenizer(target.tokenizer, directory)
             prompts = prompt_tokens(target.tokenizer, load_prompts(), longest=limits.capacity - CHECKED_TOKENS)
+        steps.say(notes)
         with steps("trace target with feature taps"):
             target_graph = trace(graphs.target, graphs.target_ports)
         with steps("trace head"):
@@ -128,6 +130,7 @@ def export(options: ExportOptions, steps: Steps) -> Report:
                 default_profile=default_profile,
                 taps=head.spec.taps,
                 head_layout=head.spec.layout,
+                notes=notes,
                 versions=versions(),
                 sizes={path.name: path.stat().st_size for path in sorted(directory.rglob("*.*")) if path.is_file()},
             )

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 
-from eagle_exporter.target import Target
+from eagle_exporter.target import Target, as_transformers_runs_it
 from eagle_graphs import EagleError
 from eagle_graphs.manifest import Exactness
 
@@ -58,19 +58,16 @@ def run_bundle(
 
 def torch_greedy(target: Target, prompt: Sequence[int], *, max_new_tokens: int) -> tuple[list[int], list[torch.Tensor]]:
     """Greedy tokens up to its end-of-sequence, with the model's own attention, and the logits [V] behind each."""
-    implementation = target.config._attn_implementation
-    target.model.set_attn_implementation("sdpa")
-    try:
-        with torch.no_grad():
-            result = cast(Any, target.model).generate(
-                torch.tensor([list(prompt)]),
-                max_new_tokens=max_new_tokens,
-                do_sample=False,
-                return_dict_in_generate=True,
-                output_logits=True,
-            )
-    finally:
-        target.model.set_attn_implementation(implementation)
+    with torch.no_grad(), as_transformers_runs_it(target.model):
+        tokens = torch.tensor([list(prompt)])
+        result = cast(Any, target.model).generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),  # else transformers takes a pad token in the prompt for padding
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
     return result.sequences[0, len(prompt) :].tolist(), [logits[0] for logits in result.logits]
 
 

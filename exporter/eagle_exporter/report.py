@@ -38,6 +38,11 @@ class Steps:
         self._seconds[name] = time.perf_counter() - started
         self._console.print(f"[green]done[/green]  {name:<46} {self._seconds[name]:6.1f} s", highlight=False)
 
+    def say(self, notes: Sequence[str]) -> None:
+        """Prints what the user should know of the export."""
+        for note in notes:
+            self._console.print(f"[yellow]note[/yellow]  {note}", highlight=False)
+
     def check_parity(self, parity: Sequence[OutputParity]) -> None:
         """Prints the parity table; raises EagleError where an output is out of tolerance."""
         self._console.print(parity_table(parity))
@@ -65,6 +70,8 @@ class Report:
     default_profile: str
     taps: tuple[int, ...]
     head_layout: str
+    notes: tuple[str, ...]
+    """What is special about this target's graph."""
     versions: dict[str, str]
     sizes: dict[str, int]
     """Bytes of each file."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,8 +12,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from eagle_exporter import attention
+from eagle_exporter import attention, experts
 from eagle_exporter.checkpoint import Checkpoint
+from eagle_exporter.rope import settle_rope
+from eagle_exporter.survey import check_supported
 from eagle_graphs import EagleError, KVGeometry
 
 
@@ -33,18 +36,18 @@ class Target:
 
 def load_target(checkpoint: Checkpoint) -> Target:
     """Loads the model in float32 with TreeAttention. Raises EagleError on what cannot be exported."""
-    attention.register()
     extra: dict[str, Any] = {"trust_remote_code": False}
     weights: dict[str, Any] = {"use_safetensors": True}  # nothing is unpickled
     if checkpoint.gguf_file:
         extra["gguf_file"], weights = checkpoint.gguf_file, {}
     try:
         config = AutoConfig.from_pretrained(checkpoint.directory, **extra)
-        check_supported(config)
+        kv = check_supported(config)
         model, loading = AutoModelForCausalLM.from_pretrained(
             checkpoint.directory,
             dtype=torch.float32,
             attn_implementation=attention.IMPLEMENTATION,
+            experts_implementation=experts.IMPLEMENTATION,
             output_loading_info=True,
             **extra,
             **weights,
@@ -62,39 +65,15 @@ def load_target(checkpoint: Checkpoint) -> Target:
     check_finite(model, what="target")
     if not getattr(tokenizer, "is_fast", False):
         raise EagleError(f"target: {checkpoint.name} has no fast tokenizer (tokenizer.json), which the runtime needs")
-    return Target(
-        model=model, tokenizer=tokenizer, eos_token_ids=_eos_token_ids(model), kv=_kv_geometry(cast(Any, config))
-    )
+    return Target(model=model, tokenizer=tokenizer, eos_token_ids=_eos_token_ids(model), kv=kv)
 
 
-def check_supported(config: PretrainedConfig) -> None:
-    """Raises EagleError, naming the reason, on an architecture whose attention the graphs do not express yet."""
-    name = (getattr(config, "architectures", None) or [config.model_type])[0]
-    reasons = []
-    if getattr(config, "is_encoder_decoder", False):
-        reasons.append("it is an encoder-decoder")
-    if hasattr(config, "vision_config") or hasattr(config, "audio_config"):
-        reasons.append("it takes more than text")
-    if getattr(config, "kv_lora_rank", None):
-        reasons.append("it uses multi-head latent attention")
-    layers = set(getattr(config, "layer_types", None) or [])
-    if any("sliding" in kind or "chunked" in kind for kind in layers) or (
-        not layers and getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    ):
-        reasons.append("it attends through a sliding window")
-    if any("linear" in kind or "mamba" in kind or "conv" in kind for kind in layers) or hasattr(config, "ssm_cfg"):
-        reasons.append("it has layers without attention")
-    if getattr(config, "attn_logit_softcapping", None):
-        reasons.append("it caps attention scores")
-    missing = [
-        field for field in ("num_hidden_layers", "num_attention_heads", "hidden_size") if not hasattr(config, field)
-    ]
-    if missing:
-        reasons.append(f"its config has no {', '.join(missing)}")
-    if reasons:
-        raise EagleError(
-            f"target: {name} cannot be exported: {'; '.join(reasons)}. See the support table in the README"
-        )
+def settle(model: PreTrainedModel, *, capacity: int) -> tuple[str, ...]:
+    """Fixes what depends on the length of a text, before tracing; returns what the report should say of the model."""
+    notes = [settle_rope(model, capacity=capacity)]
+    if count := experts.dense_experts(model):
+        notes.append(f"experts: dense, every row runs through all {count} of a layer and the router's weights choose")
+    return tuple(note for note in notes if note)
 
 
 def check_complete(loading: Mapping[str, Any]) -> None:
@@ -124,10 +103,17 @@ def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
     return tuple(int(i) for i in (eos if isinstance(eos, list) else [eos] if eos is not None else []))
 
 
-def _kv_geometry(config: Any) -> KVGeometry:
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return KVGeometry(layers=config.num_hidden_layers, kv_heads=kv_heads, head_dim=head_dim)
+@contextmanager
+def as_transformers_runs_it(model: PreTrainedModel) -> Iterator[None]:
+    """Within it, the model attends and computes its experts by transformers' own plain code."""
+    own = model.config._attn_implementation, model.config._experts_implementation
+    model.set_attn_implementation("eager")
+    model.set_experts_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(own[0])
+        model.set_experts_implementation(own[1])
 
 
 class TargetGraph(nn.Module):

@@ -7,7 +7,7 @@ a split of the projections' rows into heads, or that and rotary embeddings.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,9 @@ class Shape:
     """Rows of the buffer behind the last one used."""
     rotary: dict[str, int] = field(default_factory=dict)
     """Attributes of RotaryEmbedding, beside num_heads."""
+    attributes: dict[str, float] = field(default_factory=dict)
+    """Attributes of TreeAttention, beside scale."""
+    sinks: bool = False
 
     @property
     def capacity(self) -> int:
@@ -86,12 +89,13 @@ class Neutral:
                 self.input("past_value", ["B", kv_heads, "C", head_dim]),
                 self.input("tree_mask", ["B", "Q", "S"], ir.DataType.BOOL),
                 self.input("kv_length", ["B"], ir.DataType.INT64),
+                *([self.input("sinks", [heads])] if self.shape.sinks else []),
             ],
             [
                 ("attended", ["B", "Q", heads, head_dim]),
                 *((name, ["B", kv_heads, "C", head_dim]) for name in ("present_key", "present_value")),
             ],
-            {"scale": SCALE},
+            {"scale": SCALE, **self.shape.attributes},
             domain=op.DOMAIN,
         )
         attended, *present = attention
@@ -190,6 +194,8 @@ def random_inputs(shape: Shape, front: str, seed: int) -> dict[str, np.ndarray]:
         "tree_mask": depths_and_ancestors(parents)[1][None, -shape.new :],
         "kv_length": np.array([shape.committed]),
     }
+    if shape.sinks:
+        inputs["sinks"] = normal(shape.heads)
     if front == "rotary":
         angles = rng.uniform(0, 6, (1, shape.new, shape.rotary_dim // 2))
         inputs |= {"cos": np.cos(angles).astype(np.float32), "sin": np.sin(angles).astype(np.float32)}
@@ -210,7 +216,9 @@ def expected(shape: Shape, front: str, inputs: dict[str, np.ndarray]) -> list[np
         heads_of("key", shape.kv_heads),
         heads_of("value", shape.kv_heads),
         *(inputs[name] for name in ("past_key", "past_value", "tree_mask", "kv_length")),
+        inputs.get("sinks"),
         scale=SCALE,
+        **shape.attributes,  # type: ignore[arg-type]
     )
     return [out.reshape(1, shape.new, -1) if front in USUAL else out, *present]
 
@@ -292,9 +300,45 @@ def test_rotary_embeddings_keep_their_attributes(attributes: dict[str, int]) -> 
     check(Shape(committed=5, new=4, after=4, heads=4, kv_heads=2, rotary=attributes), "rotary")
 
 
-def test_one_graph_serves_all_sizes() -> None:
+WINDOWS = {"a window of itself alone": 1, "a short window": 4, "a window into the prefix": 9, "a wide window": 1000}
+
+
+@pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_windows_count_positions(shape: Shape, window: int) -> None:
+    check(replace(shape, attributes={"sliding_window": window}), "rotary")
+
+
+def test_layers_of_one_window_share_its_bias() -> None:
+    model = Neutral(SHAPES["verification"], "split rows").model()
+    first = next(node for node in model.graph if node.op_type == op.NAME)
+    for window in (4, 0, 4, 9):
+        other = ir.node(
+            op.NAME, first.inputs, {"scale": SCALE, "sliding_window": window}, domain=op.DOMAIN, num_outputs=3
+        )
+        other.outputs[0].shape = first.outputs[0].shape
+        model.graph.insert_after(first, other)
+        model.graph.outputs.append(other.outputs[0])
+    lower_for_onnxruntime_cpu(model)
+    biases = {node.inputs[10] for node in model.graph if node.op_type == "GroupQueryAttention"}
+    assert len(biases) == 3
+
+
+@pytest.mark.parametrize("name", ["first token", "prefill", "verification", "draft level"])
+def test_scores_are_capped(name: str) -> None:
+    check(replace(SHAPES[name], attributes={"softcap": 0.8}), "rotary")
+
+
+@pytest.mark.parametrize("name", ["first token", "prefill", "verification", "draft level"])
+def test_sinks_take_their_share(name: str) -> None:
+    check(replace(SHAPES[name], sinks=True), "rotary")
+    check(replace(SHAPES[name], sinks=True, attributes={"softcap": 0.8, "sliding_window": 5}), "split rows")
+
+
+@pytest.mark.parametrize("attributes", [{}, {"sliding_window": 3}], ids=["full", "window"])
+def test_one_graph_serves_all_sizes(attributes: dict[str, float]) -> None:
     """Rows written level by level give what they give in one pass."""
-    whole = Shape(committed=10, new=9, after=9, heads=6, kv_heads=3)
+    whole = Shape(committed=10, new=9, after=9, heads=6, kv_heads=3, attributes=attributes)
     session, inputs = session_of(lowered(whole, "rotary")), random_inputs(whole, "rotary", seed=1)
     caches, outs = [inputs["past_key"], inputs["past_value"]], []
     for first, last in ((0, 1), (1, 5), (5, 9)):
@@ -332,6 +376,7 @@ def test_only_the_new_rows_of_a_shared_buffer_are_written(shape: Shape) -> None:
 
 def test_an_open_number_of_heads_is_refused() -> None:
     model = Neutral(SHAPES["verification"], "heads").model()
-    next(value for value in model.graph.inputs if value.name == "query").shape = ir.Shape(["B", "H", "Q", 16])
+    attention = next(node for node in model.graph if node.op_type == op.NAME)
+    attention.outputs[0].shape = ir.Shape(["B", "Q", "H", 16])
     with pytest.raises(EagleError, match="fixed number of heads"):
         lower_for_onnxruntime_cpu(model)

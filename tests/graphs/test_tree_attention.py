@@ -1,4 +1,4 @@
-"""The op's numpy definition against torch's scaled_dot_product_attention over the whole buffer."""
+"""The op's numpy definition against torch's scaled_dot_product_attention and transformers' own rules."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,6 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.masking_utils import sliding_window_causal_mask_function
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward as gemma2_attention
+from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward as gpt_oss_attention
 
 from eagle_graphs.tree import depths_and_ancestors
 from eagle_graphs.tree_attention import tree_attention
@@ -189,3 +192,72 @@ def test_large_scores_do_not_overflow() -> None:
     call["query"] = call["query"] * np.float32(1e4)
     out, _, _ = tree_attention(**call)
     assert np.isfinite(out).all()
+
+
+def window_by_position(shape: Shape, window: int, parents: np.ndarray, length: int) -> np.ndarray:
+    """[Q, kv_length + S] by transformers' own rule for a sliding window, over positions spelled out."""
+    depths, mask = depths_and_ancestors(parents)
+    positions = torch.from_numpy(np.concatenate((np.arange(length), length + depths)))
+    seen = np.concatenate((np.ones((shape.after, length), np.bool_), mask), axis=1)
+    inside = sliding_window_causal_mask_function(window)(0, 0, positions[length:, None], positions)
+    return (seen & inside.numpy())[-shape.new :]
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 12, 100])
+@pytest.mark.parametrize("name", ["plain decoding", "prefill", "second chunk", "verification", "draft level"])
+def test_a_window_is_transformers_own_by_position(name: str, window: int) -> None:
+    """Keys outside of it do not count: the result is that of an attention over the others alone."""
+    shape = SHAPES[name]
+    call, rng = random_call(shape), np.random.default_rng(7)
+    parents = np.array([rng.integers(max(-1, row - 4), row) if row else -1 for row in range(shape.after)], np.int64)
+    call["tree_mask"] = depths_and_ancestors(parents)[1][None, -shape.new :]
+    call["past_key"], call["past_value"] = (rng.standard_normal(call[n].shape) for n in ("past_key", "past_value"))
+    out, keys, values = tree_attention(**call, sliding_window=window)
+
+    total = shape.lengths[0] + shape.after
+    visible = window_by_position(shape, window, parents, shape.lengths[0])
+    group = shape.heads // shape.kv_heads
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        torch.from_numpy(call["query"]).double(),
+        *(torch.from_numpy(cache[:, :, :total]).double().repeat_interleave(group, dim=1) for cache in (keys, values)),
+        attn_mask=torch.from_numpy(visible),
+        scale=call["scale"],
+    )
+    np.testing.assert_allclose(out, expected.transpose(1, 2).numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_window_by_index_is_another_one() -> None:
+    """Of a root's five children the last sees the root and three committed rows, whatever lies between."""
+    call = random_call(Shape(lengths=(6,), new=6, after=6, heads=2, kv_heads=1), dtype=np.float64)
+    call["tree_mask"] = depths_and_ancestors(np.array([-1, 0, 0, 0, 0, 0]))[1][None]
+    alone = {name: call[name][:, :, [0, 5]] for name in ("query", "key", "value")}
+    alone = call | alone | {"tree_mask": np.tri(2, dtype=np.bool_)[None]}
+    out, alone_out = (tree_attention(**arguments, sliding_window=5)[0] for arguments in (call, alone))
+    np.testing.assert_allclose(out[:, 5], alone_out[:, 1], rtol=1e-12)
+    itself = call["value"][0, :, 5].repeat(2, axis=0)  # all that a window of five rows of the buffer would show it
+    assert np.abs(out[0, 5] - itself).max() > 1e-3
+
+
+@pytest.mark.parametrize("window", [0, 6])
+@pytest.mark.parametrize(("softcap", "with_sinks"), [(0.0, False), (2.0, False), (0.0, True)])
+def test_caps_and_sinks_are_transformers_own(softcap: float, window: int, with_sinks: bool) -> None:
+    """Gemma 2's eager attention caps the scores, gpt-oss's appends a sink to them: both on a chain."""
+    shape = SHAPES["second chunk"]
+    call, rng = random_call(shape), np.random.default_rng(3)
+    sinks = rng.standard_normal(shape.heads).astype(np.float32) if with_sinks else None
+    length, total = shape.lengths[0], shape.lengths[0] + shape.after
+    call["tree_mask"] = np.tri(shape.new, dtype=np.bool_)[None]
+    out, keys, values = tree_attention(**call, sinks=sinks, softcap=softcap, sliding_window=window)
+
+    distance = np.arange(length, total)[:, None] - np.arange(total)
+    hidden = (distance < 0) | (distance >= (window or total))
+    arguments = [torch.from_numpy(call["query"]), *(torch.from_numpy(cache[:, :, :total]) for cache in (keys, values))]
+    mask = torch.zeros(hidden.shape).masked_fill(torch.from_numpy(hidden), -torch.inf)[None, None]
+    module = torch.nn.Module()
+    module.num_key_value_groups = shape.heads // shape.kv_heads
+    if sinks is None:
+        expected, _ = gemma2_attention(module, *arguments, mask, scaling=call["scale"], softcap=softcap or None)
+    else:
+        module.sinks = torch.from_numpy(sinks)
+        expected, _ = gpt_oss_attention(module, *arguments, mask, scaling=call["scale"])
+    np.testing.assert_allclose(out, expected.numpy(), rtol=1e-4, atol=1e-5)
