@@ -31,7 +31,6 @@ from tests.worlds import (
     World,
     chi_square_p,
     prune,
-    shaped,
 )
 
 DRAWS = 1_000_000
@@ -40,41 +39,46 @@ LEAST_P = 1e-3
 WORLDS = [World(vocab=2, support=2, seed=10), World(4, 3, 11), World(8, 8, 12), World(8, 4, 13)]
 
 
+Place = tuple[Context, int, tuple[float, ...] | None]
+"""Tokens so far, row of the tree, and what the row's siblings left of p, which only a wrong rule looks at."""
+
+
 @dataclass
 class Answers:
-    """A million answers of one world, shape and rules. counts: of each answer's ANSWER tokens."""
+    """A million answers of one world, shape and rules."""
 
     world: World
     parents: list[int]
     rules: Rules
     seed: int
-    counts: dict[Context, int] = field(default_factory=dict)
+    waiting: dict[Place, list[np.ndarray]] = field(default_factory=dict)
+    """Numbers of the answers that stand at each place. Each step adds one token to all of them."""
 
     def __post_init__(self) -> None:
-        self.shape: Tree = shaped(self.parents)
-        self._round((), np.arange(DRAWS))
+        self._move((), 0, np.arange(DRAWS))
+        for _ in range(ANSWER):
+            here, self.waiting = self.waiting, {}
+            for (context, row, stale), walkers in here.items():
+                self._step(context, row, stale, np.concatenate(walkers))
 
     def p_value(self) -> float:
-        law = self.world.joint
-        observed = np.array([self.counts.get(answer, 0) for answer in law])
-        assert observed.sum() == DRAWS
-        return chi_square_p(observed, np.array([float(probability) for probability in law.values()]) * DRAWS)
+        counts = dict.fromkeys(self.world.joint, 0)
+        for (context, _, _), walkers in self.waiting.items():
+            counts[context] += sum(map(len, walkers))
+        assert sum(counts.values()) == DRAWS
+        expected = np.array([float(probability) for probability in self.world.joint.values()]) * DRAWS
+        return chi_square_p(np.array(list(counts.values())), expected)
 
-    def _round(self, context: Context, walkers: np.ndarray) -> None:
-        """One more round of the answers `walkers`, which have all begun with `context`."""
-        if not len(walkers):
-            return
-        if len(context) >= ANSWER:
-            answer = context[:ANSWER]
-            self.counts[answer] = self.counts.get(answer, 0) + len(walkers)
-        else:
-            self._node(context, walkers, row=0, stale=None)
+    def _move(self, context: Context, row: int, walkers: np.ndarray, left: np.ndarray | None = None) -> None:
+        if len(walkers):
+            stale = tuple(left.tolist()) if self.rules.stale and left is not None else None
+            self.waiting.setdefault((context, row, stale), []).append(walkers)
 
-    def _node(self, context: Context, walkers: np.ndarray, *, row: int, stale: np.ndarray | None) -> None:
+    def _step(self, context: Context, row: int, stale: tuple[float, ...] | None, walkers: np.ndarray) -> None:
         p, q = self.world.p(context).astype(np.float64), self.world.q(context).astype(np.float64)
         rows = [child for child, parent in enumerate(self.parents) if parent == row]
-        if not rows or not len(walkers):
-            self._bonus(context, walkers, stale if self.rules.stale and stale is not None else p)
+        if not rows:
+            self._bonus(context, walkers, p if stale is None else np.array(stale))
             return
         drawn = self._children(context, walkers, q, len(rows) + self.rules.pruned)
         codes = drawn @ self.world.vocab ** np.arange(drawn.shape[1])
@@ -91,21 +95,18 @@ class Answers:
         chances: dict[int, float] = {}
         _, rejected = self.rules.accept(p, q, list(row_of), lambda child, chance: chances.setdefault(child, chance) < 0)
         for child, row in row_of.items():
-            # What the accepted child's level has left is only of use to the wrong rule that draws from it later.
             left = self.rules.accept(p, q, list(row_of), lambda asked, _, child=child: asked == child)[1]
             heads = self._uniforms(COIN, context, walkers, child) < chances[child]
-            self._node((*context, child), walkers[heads], row=row, stale=left)
+            self._move((*context, child), row, walkers[heads], left)
             walkers = walkers[~heads]
         self._bonus(context, walkers, rejected)
 
     def _bonus(self, context: Context, walkers: np.ndarray, p: np.ndarray) -> None:
-        if not len(walkers):
-            return
         with np.errstate(divide="ignore"):
             sums = np.log(p) + gumbels_from(self._bits(BONUS, context, walkers, np.arange(self.world.vocab)))
-        tokens = sums.argmax(axis=1)
+        tokens = sums.argmax(axis=1) if len(walkers) else np.zeros(0, int)
         for token in range(self.world.vocab):
-            self._round((*context, token), walkers[tokens == token])
+            self._move((*context, token), 0, walkers[tokens == token])
 
     def _children(self, context: Context, walkers: np.ndarray, q: np.ndarray, count: int) -> np.ndarray:
         with np.errstate(divide="ignore"):
