@@ -41,6 +41,8 @@ ROPE = {
 ROPE = {kind: {"rope_type": kind, "rope_theta": 10000.0, **more} for kind, more in ROPE.items()}
 WINDOW = 8
 ALTERNATING = ["sliding_attention", "full_attention"] * 2
+GEMMA = {"head_dim": 16, "sliding_window": WINDOW, "layer_types": ALTERNATING, "tie_word_embeddings": False}
+"""Tied to its scaled embeddings, so small a model would repeat its last token."""
 EXPERTS = {"num_experts_per_tok": 2, "tie_word_embeddings": False}
 
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -48,16 +50,13 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
     "qwen3": {"head_dim": 24, "rope_parameters": ROPE["yarn"]},
     "mistral": {"sliding_window": WINDOW, "tie_word_embeddings": False, "rope_parameters": ROPE["dynamic"]},
-    "gemma2": {"head_dim": 16, "sliding_window": WINDOW, "layer_types": ALTERNATING, "query_pre_attn_scalar": 24},
+    "gemma2": {"query_pre_attn_scalar": 24, **GEMMA},
     "gemma3_text": {
-        "tie_word_embeddings": False,  # tied, so small a model repeats its last token
-        "head_dim": 16,
-        "sliding_window": WINDOW,
-        "layer_types": ALTERNATING,
         "rope_parameters": {
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
             "full_attention": ROPE["linear"],
         },
+        **GEMMA,
     },
     "phi3": {
         "sliding_window": 32,
