@@ -14,6 +14,7 @@ from eagle_calibration.prompts import load_prompts
 from eagle_exporter import proof
 from eagle_exporter.bundle import WeightFile, file_entries, staged
 from eagle_exporter.checkpoint import Checkpoint, find_checkpoint
+from eagle_exporter.eagle1 import Eagle1Head
 from eagle_exporter.eagle3 import Eagle3Head
 from eagle_exporter.heads import Head, load_head
 from eagle_exporter.report import Report, Steps, versions
@@ -148,11 +149,10 @@ class _Graphs:
     @classmethod
     def of(cls, target: Target, head: Head, *, top_k: int) -> _Graphs:
         spec = head.spec
-        embeddings = cast(nn.Embedding, target.model.get_input_embeddings())
-        module = Eagle3Head(head, embeddings, target_hidden=int(target.config.hidden_size), top_k=top_k)
-        kv = KVGeometry(layers=1, kv_heads=spec.kv_heads, head_dim=spec.head_dim)
+        module = head_module(head, target, top_k=top_k)
+        kv = KVGeometry(layers=spec.layers, kv_heads=spec.kv_heads, head_dim=spec.head_dim)
         return cls(
-            target=TargetGraph(target.model, spec.taps, module.fc).eval(),
+            target=TargetGraph(target.model, spec.taps, module.fuse_features).eval(),
             head=module,
             target_ports=target_ports(
                 target.kv, vocab_size=int(target.config.vocab_size), feature_width=spec.hidden_size
@@ -161,6 +161,13 @@ class _Graphs:
             draft_kv=kv,
             top_k=top_k,
         )
+
+
+def head_module(head: Head, target: Target, *, top_k: int) -> Eagle1Head | Eagle3Head:
+    """The head's module; it shares the target's embedding and LM head where the checkpoint brings none."""
+    module = Eagle3Head if head.spec.kind == "eagle3" else Eagle1Head
+    embedding = cast(nn.Module, target.model.get_input_embeddings())
+    return module(head, embedding, cast(nn.Module, target.model.get_output_embeddings()), top_k=top_k)
 
 
 def _write_engine(directory: Path, target: ir.Model, draft: ir.Model) -> Engine:
