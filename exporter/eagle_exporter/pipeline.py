@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -16,7 +16,8 @@ from eagle_exporter.bundle import WeightFile, file_entries, staged
 from eagle_exporter.checkpoint import Checkpoint, find_checkpoint
 from eagle_exporter.eagle1 import Eagle1Head
 from eagle_exporter.eagle3 import Eagle3Head
-from eagle_exporter.heads import Head, load_head
+from eagle_exporter.heads import Head, Overrides, TargetShape, load_head
+from eagle_exporter.probe import read_answers, run_probe
 from eagle_exporter.report import Report, Steps, versions
 from eagle_exporter.target import Target, TargetGraph, load_target
 from eagle_exporter.tokenizer import prompt_tokens, save_tokenizer
@@ -44,6 +45,10 @@ class ExportOptions:
     """Cache rows; None for 2048 or the model's own limit, whichever is less."""
     prefill_chunk: int | None
     """Prompt tokens of one pass; None for 256 or the capacity, whichever is less."""
+    overrides: Overrides = field(default_factory=Overrides)
+    """Conventions of the head that the user states."""
+    accept_probe: bool = False
+    """Export even where the probe speaks against the head."""
 
     def limits(self, max_positions: int) -> Limits:
         """The bundle's sizes for a model of so many positions."""
@@ -53,7 +58,7 @@ class ExportOptions:
         chunk = min(256, capacity) if self.prefill_chunk is None else self.prefill_chunk
         if not 1 <= chunk <= capacity:
             raise EagleError(f"--prefill-chunk is {chunk}; expected 1 to the capacity, {capacity}")
-        passes = [chunk, *(max(p.nodes, p.top_k * (p.depth - 1)) for p in self.profiles)]
+        passes = [chunk, *(max(p.nodes, p.draft_rows) for p in self.profiles)]
         return Limits(capacity=capacity, prefill_chunk=chunk, buffer_rows=capacity + max(passes))
 
 
@@ -63,11 +68,17 @@ def export(options: ExportOptions, steps: Steps) -> Report:
         with steps("load and check"):
             model, draft = find_checkpoint(options.model, what="target"), find_checkpoint(options.draft, what="head")
             target = load_target(model)
-            head = load_head(draft, target.config)
+            head = load_head(draft, target.config, options.overrides)
             graphs = _Graphs.of(target, head, top_k=max(profile.top_k for profile in options.profiles))
             limits = options.limits(int(target.config.max_position_embeddings))
             tokenizer = save_tokenizer(target.tokenizer, directory)
             prompts = prompt_tokens(target.tokenizer, load_prompts(), longest=limits.capacity - MEASURED_TOKENS)
+        with steps("probe the head's conventions"):
+            greedy = [proof.torch_greedy(target, prompt, max_new_tokens=GREEDY_TOKENS) for prompt in prompts]
+            answers = read_answers(target, prompts, [tokens for tokens, _ in greedy])
+            probe = run_probe(graphs.head, head.spec, TargetShape.of(target.config), answers)
+            del answers
+        steps.check_probe(probe, accept=options.accept_probe)
         with steps("trace target with feature taps"):
             target_graph = trace(graphs.target, graphs.target_ports)
         with steps("trace head"):
@@ -116,11 +127,12 @@ def export(options: ExportOptions, steps: Steps) -> Report:
             write_manifest(proof.PLAIN)
             names = [proof.PLAIN, *(str(profile.nodes) for profile in options.profiles)]
             runs = proof.run_bundle(directory, prompts, names, max_new_tokens=MEASURED_TOKENS)
-            ties = proof.check_greedy(target, prompts, runs, exactness, max_new_tokens=GREEDY_TOKENS)
+            ties = proof.check_greedy(greedy, runs, exactness)
         with steps("write the bundle"):
             default_profile = proof.fastest_profile(runs)
             report = Report(
                 steps=steps.done(),
+                probe=probe,
                 parity=parity,
                 exactness=exactness,
                 near_ties=ties,

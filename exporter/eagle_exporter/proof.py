@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -56,39 +57,41 @@ def run_bundle(
     return cast(dict[str, Any], json.loads(process.stdout))
 
 
-def torch_greedy(target: Target, prompt: Sequence[int], *, max_new_tokens: int) -> tuple[list[int], list[torch.Tensor]]:
-    """Greedy tokens up to its end-of-sequence, with the model's own attention, and the logits [V] behind each."""
+Greedy = tuple[list[int], list[torch.Tensor]]
+"""Tokens, and the logits [V] behind each."""
+
+
+@contextmanager
+def own_attention(target: Target) -> Iterator[None]:
+    """Within it, the model attends as transformers has it."""
     implementation = target.config._attn_implementation
     target.model.set_attn_implementation("sdpa")
     try:
-        with torch.no_grad():
-            result = cast(Any, target.model).generate(
-                torch.tensor([list(prompt)]),
-                max_new_tokens=max_new_tokens,
-                do_sample=False,
-                return_dict_in_generate=True,
-                output_logits=True,
-            )
+        yield
     finally:
         target.model.set_attn_implementation(implementation)
+
+
+def torch_greedy(target: Target, prompt: Sequence[int], *, max_new_tokens: int) -> Greedy:
+    """Greedy tokens up to its end-of-sequence, with the model's own attention, and the logits [V] behind each."""
+    with own_attention(target), torch.no_grad():
+        result = cast(Any, target.model).generate(
+            torch.tensor([list(prompt)]),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
     return result.sequences[0, len(prompt) :].tolist(), [logits[0] for logits in result.logits]
 
 
-def check_greedy(
-    target: Target,
-    prompts: Sequence[Sequence[int]],
-    runs: dict[str, Any],
-    exactness: Exactness,
-    *,
-    max_new_tokens: int,
-) -> list[NearTie]:
-    """Compares every profile's first tokens with torch's. Returns the near-ties at which they parted.
+def check_greedy(greedy: Sequence[Greedy], runs: dict[str, Any], exactness: Exactness) -> list[NearTie]:
+    """Compares every profile's first tokens with torch's for each prompt. Returns the near-ties at which they parted.
 
     Raises EagleError on a difference where torch's two logits lie further apart than rounding explains.
     """
     ties = []
-    for number, prompt in enumerate(prompts):
-        expected, logits = torch_greedy(target, prompt, max_new_tokens=max_new_tokens)
+    for number, (expected, logits) in enumerate(greedy):
         for profile, run in runs.items():
             found = run["token_ids"][number][: len(expected)]
             step = next((i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b), None)

@@ -1,4 +1,4 @@
-"""Drafting: the head proposes a tree of tokens (EAGLE-2's dynamic tree over an EAGLE head).
+"""Drafting: the head proposes a tree of tokens, EAGLE-2's dynamic one or a static one whose shape the profile names.
 
 Row i of the draft cache pairs the target's feature of token i with token i + 1. Between two drafts the
 target has committed rows whose true features wait in `observe`'s queue; the next draft first extends
@@ -15,9 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from eagle_graphs import Candidates, Profile, Tree, rerank
+from eagle_graphs import Candidates, Profile, Tree, rerank, tree_from_parents
 from eagle_graphs.manifest import HeadInfo
-from eagle_graphs.tree import ROOT, best_indices
+from eagle_graphs.static_tree import static_tree
+from eagle_graphs.tree import ROOT, Ids, Mask, best_indices
 from eagle_runtime.engines import Call, Graph
 from eagle_runtime.kv_pool import KVSlot
 from eagle_runtime.stats import PhaseClock
@@ -80,8 +81,10 @@ class Drafter:
         clock.lap("tree")
         extension = self._extend(tokens, waiting)
         clock.lap("draft")
-        candidates = self._grow(extension, profile, clock)
-        tree = rerank(candidates, tokens[-1], profile.nodes)
+        if profile.paths:
+            tree = self._grow_static(extension, tokens[-1], profile, clock)
+        else:
+            tree = rerank(self._grow(extension, profile, clock), tokens[-1], profile.nodes)
         clock.lap("tree")
         return tree
 
@@ -111,7 +114,7 @@ class Drafter:
 
     def _grow(self, extension: Call, profile: Profile, clock: PhaseClock) -> Candidates:
         """All candidates of a tree `profile.depth` levels deep: the K best of each level are expanded."""
-        width, start = profile.top_k, self._slot.reserve(profile.top_k * (profile.depth - 1))
+        width, start = profile.top_k, self._slot.reserve(profile.draft_rows)
         outputs = extension.outputs
         level_tokens = outputs["topk_ids"][0, :width].copy()
         level_values = outputs["topk_logprobs"][0, :width].copy()
@@ -124,18 +127,8 @@ class Drafter:
         own_rows = np.eye(width, dtype=np.bool_)
         level_start = 0  # index of the level's first candidate
         for level in range(1, profile.depth):
-            call = self._graph.call(self._slot.index, outputs=_OUTPUTS, Q=width, S=level * width, R=width)
             ancestors = np.concatenate((ancestors, own_rows), axis=1)
-            inputs = call.inputs
-            inputs["token_ids"][0] = level_tokens[expanded]
-            inputs["hidden"][0] = hidden
-            inputs["position_ids"][0] = start - 1 + level + self._head.position_offset
-            inputs["tree_mask"][0] = ancestors
-            inputs["kv_length"][0] = start
-            inputs["logit_rows"][:] = np.arange(width)
-            clock.lap("tree")
-            call.run()
-            clock.lap("draft")
+            call = self._expand(start, level_tokens[expanded], hidden, ancestors, level, clock)
 
             level_values = (level_values[expanded, None] + call.outputs["topk_logprobs"][:, :width]).ravel()
             level_tokens = call.outputs["topk_ids"][:, :width].ravel()
@@ -149,3 +142,40 @@ class Drafter:
             ancestors = ancestors[parent_rows]
         self._slot.rollback()
         return Candidates(tokens=np.concatenate(tokens), parents=np.concatenate(parents), values=np.concatenate(values))
+
+    def _grow_static(self, extension: Call, root: int, profile: Profile, clock: PhaseClock) -> Tree:
+        """The tree below `root` whose nodes the profile names by their ranks."""
+        shape, start = static_tree(profile.paths), self._slot.reserve(profile.draft_rows)
+        tokens, values = np.zeros(profile.nodes, np.int64), np.zeros(profile.nodes, np.float32)
+        hidden = np.zeros((profile.nodes, self._head.hidden_size), np.float32)
+        tokens[0] = root
+        for depth, level in enumerate(shape.levels):
+            call = extension
+            if depth > 0:
+                rows = level.expanded
+                call = self._expand(start, tokens[rows], hidden[rows], level.mask, depth, clock)
+            outputs = call.outputs
+            tokens[level.children] = outputs["topk_ids"][level.parents, level.ranks]
+            logprobs = outputs["topk_logprobs"][level.parents, level.ranks]
+            values[level.children] = values[level.expanded[level.parents]] + logprobs
+            hidden[level.children] = outputs["hidden_out"][level.parents]
+        self._slot.rollback()
+        return tree_from_parents(tokens, shape.parents, values)
+
+    def _expand(
+        self, start: int, tokens: Ids, hidden: npt.NDArray[Any], mask: Mask, level: int, clock: PhaseClock
+    ) -> Call:
+        """A pass over Q nodes of a level: tokens [Q], hidden [Q, h], mask [Q, S] over the reserved rows so far."""
+        rows, seen = mask.shape
+        call = self._graph.call(self._slot.index, outputs=_OUTPUTS, Q=rows, S=seen, R=rows)
+        inputs = call.inputs
+        inputs["token_ids"][0] = tokens
+        inputs["hidden"][0] = hidden
+        inputs["position_ids"][0] = start - 1 + level + self._head.position_offset
+        inputs["tree_mask"][0] = mask
+        inputs["kv_length"][0] = start
+        inputs["logit_rows"][:] = np.arange(rows)
+        clock.lap("tree")
+        call.run()
+        clock.lap("draft")
+        return call
