@@ -86,7 +86,7 @@ def _from_path(where: str, *, what: str) -> Checkpoint | None:
 
 def _from_hub(repo: str, *, what: str) -> Checkpoint:
     import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HFValidationError
 
     if repo.startswith((".", "/", "~")) or repo.count("/") > 1:
         raise EagleError(f"{what}: there is no directory or .gguf file {repo}")
@@ -95,8 +95,8 @@ def _from_hub(repo: str, *, what: str) -> Checkpoint:
         directory = Path(huggingface_hub.snapshot_download(repo, allow_patterns=patterns))
     except HFValidationError:
         raise EagleError(f"{what}: {repo} is neither a directory, a .gguf file nor a Hub id") from None
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # its HTTP library, which changes between versions, has errors of its own
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise EagleError(
             f"{what}: {repo} is no local path and could not be fetched from the Hugging Face Hub ({reason}): "
             "check the name and the connection, or download it and name its directory"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from enum import Enum
 from pathlib import Path
@@ -128,6 +129,7 @@ def _quiet_libraries() -> None:
 
 def main() -> None:
     """The command; a user's mistake gives one line and status 2."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that it cleans up as on Ctrl-C
     try:
         app()
     except EagleError as error:

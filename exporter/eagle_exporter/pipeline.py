@@ -27,8 +27,8 @@ from eagle_graphs import EagleError, GraphPorts, KVGeometry, Manifest, Profile, 
 from eagle_graphs.lowering import lower_for_onnxruntime_cpu
 from eagle_graphs.manifest import FILE_NAME, Engine, HeadInfo, Limits, TargetInfo
 
-GREEDY_TOKENS = 32
-MEASURED_TOKENS = 64
+CHECKED_TOKENS = 32
+"""New tokens of every prompt that are compared with torch's and timed, for each profile."""
 REPORT = "export-report.json"
 _BACKEND_DIRECTORY = "onnxruntime-cpu-fp32"
 
@@ -72,9 +72,9 @@ def export(options: ExportOptions, steps: Steps) -> Report:
             graphs = _Graphs.of(target, head, top_k=max(profile.top_k for profile in options.profiles))
             limits = options.limits(int(target.config.max_position_embeddings))
             tokenizer = save_tokenizer(target.tokenizer, directory)
-            prompts = prompt_tokens(target.tokenizer, load_prompts(), longest=limits.capacity - MEASURED_TOKENS)
+            prompts = prompt_tokens(target.tokenizer, load_prompts(), longest=limits.capacity - CHECKED_TOKENS)
         with steps("probe the head's conventions"):
-            greedy = [proof.torch_greedy(target, prompt, max_new_tokens=GREEDY_TOKENS) for prompt in prompts]
+            greedy = [proof.torch_greedy(target, prompt, max_new_tokens=CHECKED_TOKENS) for prompt in prompts]
             answers = read_answers(target, prompts, [tokens for tokens, _ in greedy])
             probe = run_probe(graphs.head, head.spec, TargetShape.of(target.config), answers)
             del answers
@@ -126,7 +126,7 @@ def export(options: ExportOptions, steps: Steps) -> Report:
         with steps("run the bundle: EAGLE, plain and torch agree"):
             write_manifest(proof.PLAIN)
             names = [proof.PLAIN, *(str(profile.nodes) for profile in options.profiles)]
-            runs = proof.run_bundle(directory, prompts, names, max_new_tokens=MEASURED_TOKENS)
+            runs = proof.run_bundle(directory, prompts, names, max_new_tokens=CHECKED_TOKENS)
             ties = proof.check_greedy(greedy, runs, exactness)
         with steps("write the bundle"):
             default_profile = proof.fastest_profile(runs)
@@ -136,7 +136,7 @@ def export(options: ExportOptions, steps: Steps) -> Report:
                 parity=parity,
                 exactness=exactness,
                 near_ties=ties,
-                greedy_tokens=GREEDY_TOKENS,
+                greedy_tokens=CHECKED_TOKENS,
                 measured={name: run["stats"] for name, run in runs.items()},
                 default_profile=default_profile,
                 taps=head.spec.taps,

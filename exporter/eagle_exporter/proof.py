@@ -93,8 +93,8 @@ def check_greedy(greedy: Sequence[Greedy], runs: dict[str, Any], exactness: Exac
     ties = []
     for number, (expected, logits) in enumerate(greedy):
         for profile, run in runs.items():
-            found = run["token_ids"][number][: len(expected)]
-            step = next((i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b), None)
+            found = run["token_ids"][number]  # it goes on past an end-of-sequence, and may end at the capacity
+            step = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), None)
             if step is None:
                 continue
             gap = float(logits[step][expected[step]] - logits[step][found[step]])

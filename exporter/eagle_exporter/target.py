@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -33,19 +34,30 @@ class Target:
 def load_target(checkpoint: Checkpoint) -> Target:
     """Loads the model in float32 with TreeAttention. Raises EagleError on what cannot be exported."""
     attention.register()
-    extra: dict[str, Any] = {"gguf_file": checkpoint.gguf_file} if checkpoint.gguf_file else {}
+    extra: dict[str, Any] = {"trust_remote_code": False}
+    weights: dict[str, Any] = {"use_safetensors": True}  # nothing is unpickled
+    if checkpoint.gguf_file:
+        extra["gguf_file"], weights = checkpoint.gguf_file, {}
     try:
         config = AutoConfig.from_pretrained(checkpoint.directory, **extra)
         check_supported(config)
-        model = AutoModelForCausalLM.from_pretrained(
-            checkpoint.directory, dtype=torch.float32, attn_implementation=attention.IMPLEMENTATION, **extra
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            checkpoint.directory,
+            dtype=torch.float32,
+            attn_implementation=attention.IMPLEMENTATION,
+            output_loading_info=True,
+            **extra,
+            **weights,
         )
         tokenizer = AutoTokenizer.from_pretrained(checkpoint.directory, **extra)
     except EagleError:
         raise
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise EagleError(f"target: transformers cannot load {checkpoint.name}: {reason}") from None
+    except Exception as error:  # whatever the libraries below raise on a file that is damaged or unknown to them
+        reason = next(iter(str(error).strip().splitlines()), "no message")
+        raise EagleError(
+            f"target: transformers cannot load {checkpoint.name}: {reason} ({type(error).__name__})"
+        ) from None
+    check_complete(loading)
     model.eval().requires_grad_(False)
     check_finite(model, what="target")
     if not getattr(tokenizer, "is_fast", False):
@@ -83,6 +95,19 @@ def check_supported(config: PretrainedConfig) -> None:
         raise EagleError(
             f"target: {name} cannot be exported: {'; '.join(reasons)}. See the support table in the README"
         )
+
+
+def check_complete(loading: Mapping[str, Any]) -> None:
+    """Raises EagleError where tensors are missing, for which transformers puts random ones.
+
+    loading: what `from_pretrained` says with `output_loading_info`.
+    """
+    for fault in ("missing_keys", "mismatched_keys"):
+        if found := sorted(map(str, loading.get(fault, ()))):
+            raise EagleError(
+                f"target: the checkpoint is not whole: {fault.replace('_keys', '')} {', '.join(found[:4])}"
+                f"{f' and {len(found) - 4} more' if len(found) > 4 else ''}; download it again"
+            )
 
 
 def check_finite(module: nn.Module, *, what: str) -> None:

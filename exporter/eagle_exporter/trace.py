@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
+from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from torch import nn
 
 from eagle_graphs import GraphPorts, Port
@@ -41,6 +42,7 @@ def trace(module: nn.Module, ports: GraphPorts) -> ir.Model:
         )
     assert onnx_program is not None
     model = onnx_program.model
+    ClearMetadataAndDocStringPass()(model)  # torch's stack traces: paths of this machine
     _name_axes(model.graph.inputs, ports.inputs)
     _name_axes(model.graph.outputs, ports.outputs)
     return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import sys
@@ -170,7 +171,10 @@ def main() -> None:
     except EagleError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
-    except MemoryError:
+    except (MemoryError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            print(f"error: {error.strerror or error}", file=sys.stderr)
+            sys.exit(2)
         print("error: there is not enough memory: free some, or export with a smaller --capacity", file=sys.stderr)
         sys.exit(2)
 

@@ -55,10 +55,8 @@ def test_json_has_these_keys(tiny_bundle: Path, expected: str) -> None:
 
 
 def test_json_of_a_comparison_has_these_keys(tiny_bundle: Path) -> None:
-    outcome = eagle_run(
-        tiny_bundle, "--prompt", PROMPT, "--profile", "8", "--max-new-tokens", 12, "--json", "--compare"
-    )
-    answer = json.loads(outcome.out)
+    options = ["--profile", "8", "--max-new-tokens", 12, "--json", "--compare"]
+    answer = json.loads(eagle_run(tiny_bundle, "--prompt", PROMPT, *options).out)
     assert answer.keys() == ANSWER | {"plain", "identical", "speedup"}
     assert answer["plain"].keys() == ANSWER
     assert answer["identical"] is True
@@ -143,7 +141,7 @@ def test_a_chat_keeps_the_conversation_and_its_cache(tiny_bundle: Path) -> None:
     assert (outcome.status, outcome.err) == (0, "")
     (first, total), (second, longer), (again, same) = reused(outcome.out)
     assert first == 0
-    assert total <= second < longer
+    assert total - 1 <= second < longer  # one row is read again
     assert same == total
     assert again < total
 
@@ -160,7 +158,7 @@ def test_a_message_that_cannot_be_answered_does_not_end_a_chat(tiny_bundle: Path
     assert outcome.status == 0
     assert re.fullmatch(r"error: the prompt has \d+ tokens, .* \(/new starts over\)\n", outcome.err)
     (_, total), (kept, longer) = reused(outcome.out)
-    assert total <= kept < longer < 160
+    assert total - 1 <= kept < longer < 160
 
 
 def test_ctrl_c_ends_an_answer_and_not_the_chat(tiny_bundle: Path) -> None:
@@ -213,7 +211,8 @@ def test_a_chat_at_a_terminal(tiny_bundle: Path) -> None:
     os.close(ours)
     (first, total), (second, _), (again, same) = reused(seen)
     assert first == 0
-    assert second >= total == same
+    assert second >= total - 1
+    assert same == total
     assert again < total
     assert "Ctrl-C stops an answer" in seen
 

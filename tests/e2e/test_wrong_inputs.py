@@ -142,6 +142,19 @@ def test_places_that_cannot_be_written(tiny_target: Path, tiny_head: Path, tmp_p
     assert {path.name for path in tmp_path.iterdir()} == {"file", "link"}
 
 
+@pytest.mark.parametrize(
+    ("model", "out"),
+    [("tiny-1.5B", "tiny-1.5B-eagle"), ("tiny-1.5B/", "tiny-1.5B-eagle"), ("some/model-0.6B", "model-0.6B-eagle")],
+)
+def test_the_bundle_is_named_after_the_model(
+    tiny_target: Path, tiny_head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, out: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_target, "tiny-1.5B")
+    Path(out).write_text("in the way")
+    assert_refused(eagle_export("--model", model, "--draft", tiny_head), f"/{out} exists and is not a bundle")
+
+
 def test_a_bundle_is_replaced_and_only_by_a_whole_one(
     tiny_bundle: Path, tiny_head: Path, tmp_path: Path, head: Path
 ) -> None:
@@ -150,14 +163,14 @@ def test_a_bundle_is_replaced_and_only_by_a_whole_one(
     shutil.copytree(tiny_bundle, place)
     before = (place / "manifest.json").read_bytes()
     (head / WEIGHTS).unlink()
-    sizes = ["--profiles", 2, "--capacity", 40, "--prefill-chunk", 4]
+    sizes = ["--profiles", 2, "--capacity", 8, "--prefill-chunk", 4]  # answers end before what is compared with torch
     assert_refused(export(model, head, place, *sizes), "no .safetensors")
     assert (place / "manifest.json").read_bytes() == before
 
     outcome = export(model, tiny_head, place, *sizes, "--json")
     assert outcome.status == 0, outcome.err
     assert json.loads(outcome.out)["taps"] == [2, 1, 0]
-    assert json.loads((place / "manifest.json").read_text())["limits"]["capacity"] == 40
+    assert json.loads((place / "manifest.json").read_text())["limits"]["capacity"] == 8
     assert eagle_run(place, "--prompt", "a", "--raw", "--profile", "2", "--verify").status == 0
     assert list(place.parent.iterdir()) == [place]
 
@@ -211,11 +224,6 @@ def _as_bin(directory: Path) -> None:
     (directory / WEIGHTS).unlink()
 
 
-def todo(reason: str) -> Any:
-    """A fault that is known and not yet mended."""
-    return pytest.mark.xfail(strict=True, reason=reason)
-
-
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
@@ -229,22 +237,18 @@ def todo(reason: str) -> Any:
             "model.norm.weight holds NaN",
             id="NaN",
         ),
-        pytest.param(
-            lambda d: cut(d / WEIGHTS), "cannot load", id="cut weights", marks=todo("SafetensorError is let through")
-        ),
+        pytest.param(lambda d: cut(d / WEIGHTS), "cannot load", id="cut weights"),
         pytest.param(
             lambda d: edit_config(d, hidden_size="64"),
             "hidden_size",
             id="mistyped config",
-            marks=todo("transformers' validation error is let through"),
         ),
         pytest.param(
             lambda d: edit_tensors(d, lambda t: t.pop("model.layers.1.mlp.up_proj.weight")),
             "up_proj",
             id="no tensor",
-            marks=todo("transformers fills a missing tensor with random numbers"),
         ),
-        pytest.param(_as_bin, "safetensors", id="only .bin", marks=todo("transformers unpickles pytorch_model.bin")),
+        pytest.param(_as_bin, "safetensors", id="only .bin"),
     ],
 )
 def test_a_target_that_is_damaged(
@@ -260,7 +264,7 @@ def test_a_target_that_is_damaged(
     [
         (b"", "is not a GGUF file"),
         (b"PK\3\4", "is not a GGUF file (it begins with b'PK"),
-        pytest.param(b"GGUF", "cannot load", marks=todo("struct.error is let through")),
+        (b"GGUF", "cannot load"),
         (b"GGUF\3\0\0\0" + b"\xff" * 64, "cannot load"),
     ],
 )
@@ -354,7 +358,7 @@ def test_target_and_head_exchanged(tiny_target: Path, tiny_head: Path, out: Path
         (["--prompt", "x", "--profile", ""], "profile '' is not in the bundle"),
         (["--prompt", "x", "--threads", "0"], "threads is 0; expected 1 or more"),
         (["--prompt", "x", "--threads", "99999999999"], "threads is 99999999999; expected at most"),
-        (["--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens is 0; expected 1 or more"),
+        (["--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens is 0; expected"),
         (["--prompt", "x", "--max-new-tokens", "-3"], "max_new_tokens is -3"),
         (["--prompt", "x", "--stop", ""], "stop holds ''"),
         (["--prompt", "x", "--messages", "m.json"], "give one of --prompt, --messages and '-'"),

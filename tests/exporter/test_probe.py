@@ -21,7 +21,7 @@ from eagle_exporter import probe as probing
 from eagle_exporter import proof
 from eagle_exporter.checkpoint import find_checkpoint
 from eagle_exporter.heads import Overrides, TargetShape, load_head
-from eagle_exporter.pipeline import GREEDY_TOKENS, head_module
+from eagle_exporter.pipeline import CHECKED_TOKENS, head_module
 from eagle_exporter.probe import ABOUT_ONE, Answer, Probe, ProbedConvention, read_answers, run_probe
 from eagle_exporter.report import probe_table
 from eagle_exporter.target import Target, load_target
@@ -67,7 +67,7 @@ def make_pair(model: Path, directory: Path, head: TinyHead) -> Pair:
 
 def answers_of(target: Target) -> list[Answer]:
     prompts = prompt_tokens(target.tokenizer, load_prompts(), longest=400)
-    greedy = [proof.torch_greedy(target, prompt, max_new_tokens=GREEDY_TOKENS)[0] for prompt in prompts]
+    greedy = [proof.torch_greedy(target, prompt, max_new_tokens=CHECKED_TOKENS)[0] for prompt in prompts]
     return read_answers(target, prompts, greedy)
 
 

@@ -125,7 +125,7 @@ def test_a_whole_number_will_do_for_a_float() -> None:
 # Not a manifest
 
 
-@pytest.mark.parametrize("text", ["", "{", "not json", manifest().to_json()[:-20], "{'schema': 1}"])
+@pytest.mark.parametrize("text", ["", "{", "not json", manifest().to_json()[:-20], "{'schema': 1}", "[" * 100_000])
 def test_what_is_not_json_is_refused(text: str) -> None:
     with pytest.raises(EagleError, match=r"manifest.json is not JSON \(.*\): export the bundle again"):
         manifest_from_json(text)
@@ -240,6 +240,42 @@ def test_a_long_value_is_cut_in_the_message() -> None:
 
 def test_a_profile_that_cannot_be_filled_is_refused() -> None:
     assert "needs 15 candidates" in refusal(lambda data: data["profiles"][2].update(depth=1))
+
+
+def test_a_profile_wider_than_the_head_s_graph_is_refused() -> None:
+    message = refusal(lambda data: data["head"].update(top_k=3))
+    assert message.startswith("the manifest's profile 8 drafts 4 children of a node, its head gives 3: ")
+
+
+@pytest.mark.parametrize("value", [0, -1])
+@pytest.mark.parametrize(
+    "place",
+    [
+        ("target", "vocab_size"),
+        ("target", "kv", "layers"),
+        ("head", "hidden_size"),
+        ("head", "kv", "head_dim"),
+        ("limits", "capacity"),
+        ("limits", "prefill_chunk"),
+        ("limits", "buffer_rows"),
+        ("engines", 0, "slots"),
+    ],
+)
+def test_a_size_of_nothing_is_refused(place: tuple[str | int, ...], value: int) -> None:
+    *above, last = place
+    message = refusal(lambda data: at(data, *above).update({last: value}))
+    assert message.startswith("manifest.")
+    assert f".{last} is {value}; expected 1 or more: " in message
+
+
+def test_a_position_offset_may_be_anything() -> None:
+    assert manifest(head=replace(manifest().head, position_offset=-1)).head.position_offset == -1
+
+
+@pytest.mark.parametrize("which", ["target", "head"])
+def test_a_cache_of_no_known_type_is_refused(which: str) -> None:
+    message = refusal(lambda data: data[which]["kv"].update(dtype="float15"))
+    assert message.startswith(f"manifest.{which}.kv.dtype is 'float15'; expected one of ")
 
 
 @pytest.mark.parametrize("default", ["5", "auto", "", "08", "8 "])

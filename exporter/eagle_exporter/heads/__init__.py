@@ -7,6 +7,6 @@ names of `eagle_exporter.eagle1` and `eagle3`.
 """
 
 from eagle_exporter.heads.load import load_head, read_head
-from eagle_exporter.heads.spec import Head, HeadSpec, Overrides, Reading, TargetShape
+from eagle_exporter.heads.spec import Head, HeadSpec, Overrides, Reading, TargetShape, Tensors
 
-__all__ = ["Head", "HeadSpec", "Overrides", "Reading", "TargetShape", "load_head", "read_head"]
+__all__ = ["Head", "HeadSpec", "Overrides", "Reading", "TargetShape", "Tensors", "load_head", "read_head"]

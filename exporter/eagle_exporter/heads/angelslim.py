@@ -15,5 +15,5 @@ def read(source: Source) -> HeadSpec:
     """Config without any list of taps: the reference's."""
     body = source.reader()
     body.refuse_unknown_flags(("eagle_aux_hidden_state_layer_ids",))
-    taps = eagle3_taps(source, body.ids("eagle_aux_hidden_state_layer_ids"), outputs=True)
+    taps = eagle3_taps(source, body.ids("eagle_aux_hidden_state_layer_ids"), "outputs")
     return eagle3_spec(source, body, layout="angelslim", taps=taps, notes=(NOTE,))

@@ -47,7 +47,9 @@ def optional_shapes(spec: HeadSpec, vocab: int) -> dict[str, Shape]:
     own = {f"self_attn.{name}.bias": (size,) for name, size in rows.items()}
     own |= {f"self_attn.{name}.weight": (spec.head_dim,) for name in ("q_norm", "k_norm")}
     own |= {"mlp.gate_proj.bias": (inner,), "mlp.up_proj.bias": (inner,), "mlp.down_proj.bias": (hidden,)}
-    shapes: dict[str, Shape] = {"embed_tokens.weight": (vocab, hidden), "fc.bias": (hidden,)}
+    shapes: dict[str, Shape] = {"embed_tokens.weight": (vocab, hidden)}
+    if spec.kind == "eagle1":
+        shapes["fc.bias"] = (hidden,)
     return shapes | {f"layers.{i}.{name}": shape for i in range(spec.layers) for name, shape in own.items()}
 
 
@@ -134,11 +136,11 @@ def draft_to_target(
                 "the checkpoint is not whole, or the head of another model"
             )
         return None
-    if offsets.is_floating_point() or (draft_vocab and offsets.shape != (draft_vocab,)):
-        problems.append(
-            f"d2t has shape {list(offsets.shape)} and holds {str(offsets.dtype).removeprefix('torch.')}; "
-            f"expected [{draft_vocab}] whole numbers, the draft vocabulary"
-        )
+    if offsets.dim() != 1 or (draft_vocab and len(offsets) != draft_vocab):
+        problems.append(f"d2t has shape {list(offsets.shape)}; expected [{draft_vocab}], the draft vocabulary")
+        return None
+    if offsets.is_floating_point():
+        problems.append(f"d2t holds {str(offsets.dtype).removeprefix('torch.')}; expected whole numbers")
         return None
     ids = torch.arange(len(offsets)) + offsets.long()
     distinct, last = len(set(ids.tolist())), int(ids.max())
@@ -158,17 +160,17 @@ def draft_to_target(
 def sharing_problems(spec: HeadSpec, target: TargetShape) -> list[str]:
     """Reasons why the target's embedding or LM head cannot serve where the checkpoint brings none."""
     problems = []
-    widths = f"the target's is {target.hidden_size} wide: {_ANOTHER}"
+    widths = f"the target's are {target.hidden_size} wide: {_ANOTHER}"
     if not spec.hidden_size:
         return []
     if spec.kind == "eagle1" and spec.hidden_size != target.hidden_size:
         return [
-            f"it is {spec.hidden_size} wide, but an EAGLE-1 head draws its tokens with the target's LM head; {widths}"
+            f"it is {spec.hidden_size} wide, but an EAGLE-1 head draws its tokens with the target's LM head, and {widths}"
         ]
     if not spec.own_embedding and spec.hidden_size != target.hidden_size:
-        problems.append(f"it is {spec.hidden_size} wide and brings no embed_tokens; {widths}")
+        problems.append(f"it is {spec.hidden_size} wide and brings no embed_tokens, and {widths}")
     if not spec.own_lm_head and spec.hidden_size != target.hidden_size:
-        problems.append(f"it is {spec.hidden_size} wide and brings no lm_head; {widths}")
+        problems.append(f"it is {spec.hidden_size} wide and brings no lm_head, and {widths}")
     if not spec.own_lm_head and spec.draft_vocab_size not in (UNKNOWN, target.vocab_size):
         problems.append(
             f"it brings no lm_head, and the target's has {target.vocab_size} tokens, not its {spec.draft_vocab_size}"

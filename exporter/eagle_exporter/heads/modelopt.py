@@ -26,5 +26,5 @@ def read(source: Source) -> HeadSpec:
         eagle.must_be(name, expected, why)
     if (eagle.get(_PARALLEL) or 1) != 1:
         eagle.fault(_PARALLEL, eagle.get(_PARALLEL), "1: parallel drafting is not supported")
-    taps = eagle3_taps(source, eagle.ids(_IDS) or body.ids(_IDS), outputs=True)
+    taps = eagle3_taps(source, eagle.ids(_IDS) or body.ids(_IDS), "outputs")
     return eagle3_spec(source, body, flags=eagle, layout="modelopt", taps=taps, may_borrow_lm_head=True)

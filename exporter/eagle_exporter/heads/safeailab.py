@@ -41,5 +41,5 @@ def read_eagle3(source: Source) -> HeadSpec:
     """EAGLE-3: taps 2, n // 2 and n - 3 unless `eagle_feature_layers` names others, as boundaries."""
     body = source.reader()
     body.refuse_unknown_flags(("eagle_feature_layers",))
-    taps = eagle3_taps(source, body.ids("eagle_feature_layers"), outputs=False)
+    taps = eagle3_taps(source, body.ids("eagle_feature_layers"), "hidden_states")
     return eagle3_spec(source, body, layout="safeailab", taps=taps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from transformers.activations import ACT2FN
 
@@ -66,29 +66,38 @@ class Source:
             )
 
 
-def eagle3_taps(source: Source, ids: tuple[int, ...] | None, *, outputs: bool) -> tuple[int, ...]:
-    """Taps as indices into `hidden_states`, from ids that count layer outputs (k + 1 follows k) or boundaries.
+Counting = Literal["hidden_states", "boundaries", "outputs"]
+"""What layer ids count: indices of transformers' `hidden_states`; boundaries, k the input of layer k (the same, but that
+n is before the final norm); or outputs, k the output of layer k."""
+
+
+def eagle3_taps(source: Source, ids: tuple[int, ...] | None, counting: Counting) -> tuple[int, ...]:
+    """Taps as indices into `hidden_states`, from a checkpoint's ids.
 
     Without ids those of the EAGLE-3 reference, 2, n // 2 and n - 3 of n layers; empty where no target tells n.
     """
-    taps = tuple(i + 1 for i in ids) if ids is not None and outputs else ids
+    taps = tuple(i + 1 for i in ids) if ids is not None and counting == "outputs" else ids
     layers = source.target.layers if source.target is not None else None
     if taps is None:
         if layers is None:
             return ()
         taps = (2, layers // 2, layers - 3)
     source.problems += tap_problems(taps, source.target)
+    if counting != "hidden_states" and layers in taps:
+        source.problems.append(
+            "it taps the output of the target's last layer before the final norm, which transformers does not give"
+        )
     return taps
 
 
 def tap_problems(taps: tuple[int, ...], target: TargetShape | None) -> list[str]:
     """Why an EAGLE-3 head cannot take these hidden states."""
-    if min(taps) >= 0 and (target is None or max(taps) < target.layers):
+    if min(taps) >= 0 and (target is None or max(taps) <= target.layers):
         return []
     if target is None:
         return [f"it taps the target's hidden states {list(taps)}; expected indices from 0"]
     return [
-        f"it taps the target's hidden states {list(taps)}; expected indices of 0 to {target.layers - 1} "
+        f"it taps the target's hidden states {list(taps)}; expected indices of 0 to {target.layers} "
         f"({target.name} has {target.layers} layers): is it the head of another model?"
     ]
 

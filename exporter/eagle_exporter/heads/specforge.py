@@ -18,5 +18,5 @@ def read(source: Source) -> HeadSpec:
     eagle.must_be("use_aux_hidden_state", True, "a head over the last hidden state alone is not supported")
     ids = eagle.ids(_IDS) or body.ids(_IDS)
     flags = ConfigReader({**source.config, **(source.config.get("eagle_config") or {})}, source.problems)
-    taps = eagle3_taps(source, ids, outputs=True)
+    taps = eagle3_taps(source, ids, "outputs")
     return eagle3_spec(source, body, flags=flags, layout="specforge", taps=taps)

@@ -28,5 +28,5 @@ def read(source: Source) -> HeadSpec:
             "its config.json does not say norm_before_residual, and readers of this layout differ in what that means: "
             "add it"
         )
-    taps = eagle3_taps(source, top.ids(_IDS), outputs=False)
+    taps = eagle3_taps(source, top.ids(_IDS), "boundaries")
     return eagle3_spec(source, body, flags=top, layout="speculators", taps=taps, position_offset=1)

@@ -56,10 +56,15 @@ class OnnxRuntimeGraph:
             if names != [port.name for port in expected]:
                 raise EagleError(f"{path.name} has the ports {names[:8]}..., which are not those of its manifest")
             for value, port in zip(found, expected, strict=True):
-                fixed = [(a, b) for a, b in zip(value.shape, port.axes, strict=True) if isinstance(b, int)]
-                if any(a != b for a, b in fixed):
+                kind = value.type.removeprefix("tensor(").removesuffix(")")
+                kind = {"float": "float32"}.get(kind, kind)
+                fits = len(value.shape) == len(port.axes) and all(
+                    size == axis for size, axis in zip(value.shape, port.axes, strict=True) if isinstance(axis, int)
+                )
+                if kind != port.dtype or not fits:
                     raise EagleError(
-                        f"{path.name}: {port.name} has shape {value.shape}, its manifest says {list(port.axes)}"
+                        f"{path.name}: {port.name} is {kind} {value.shape}, its manifest says {port.dtype} "
+                        f"{list(port.axes)}: export the bundle again"
                     )
 
     def call(self, slot: int, *, outputs: tuple[str, ...], **sizes: int) -> OnnxRuntimeCall:
