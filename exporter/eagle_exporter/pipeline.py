@@ -74,8 +74,7 @@ def export(options: ExportOptions, steps: Steps) -> Report:
             tokenizer = save_tokenizer(target.tokenizer, directory)
             prompts = prompt_tokens(target.tokenizer, load_prompts(), longest=limits.capacity - CHECKED_TOKENS)
         with steps("probe the head's conventions"):
-            greedy = [proof.torch_greedy(target, prompt, max_new_tokens=CHECKED_TOKENS) for prompt in prompts]
-            answers = read_answers(target, prompts, [tokens for tokens, _ in greedy])
+            answers = read_answers(target, prompts)
             probe = run_probe(graphs.head, head.spec, TargetShape.of(target.config), answers)
             del answers
         steps.check_probe(probe, accept=options.accept_probe)
@@ -127,7 +126,7 @@ def export(options: ExportOptions, steps: Steps) -> Report:
             write_manifest(proof.PLAIN)
             names = [proof.PLAIN, *(str(profile.nodes) for profile in options.profiles)]
             runs = proof.run_bundle(directory, prompts, names, max_new_tokens=CHECKED_TOKENS)
-            ties = proof.check_greedy(greedy, runs, exactness)
+            ties = proof.check_greedy(target, prompts, runs, exactness, max_new_tokens=CHECKED_TOKENS)
         with steps("write the bundle"):
             default_profile = proof.fastest_profile(runs)
             report = Report(

@@ -2,13 +2,18 @@
 
 A wrong tap, rope base or position leaves a head that runs, fits every shape, and drafts badly. So before anything is
 compiled, chains are drafted in torch from every place of the target's own greedy answers, under the stated
-conventions and under their neighbours, and the tokens that the target would accept are counted. No tree is needed for
-this comparison: in all conventions the same places are drafted from.
+conventions and under their neighbours. No tree is needed for this comparison: all are drafted from the same places,
+each token of a chain being the target's own. Two lengths come of it:
 
-Lengths of one prompt's places depend on each other, those of different prompts do not; so conventions are compared
-prompt by prompt. One beats another **clearly** if its mean length is 3% above the other's, and by three standard
-errors of the prompts' differences. A mean length below 1.1 is **about 1**: a head that always says the most frequent
-word is accepted that often.
+    accepted   1 + the best guesses that are right before the first wrong one: the accepted length of a chain
+    expected   1 + the sum over the chain of the product of the probabilities that the head gives to the target's
+               tokens: the accepted length of guesses drawn from the head. It moves with every probability rather than
+               where two guesses change places, so that it tells two conventions apart in fewer tokens
+
+Neighbouring places depend on each other, so lengths are averaged over blocks of 8 places and blocks are compared. One
+convention **clearly beats** another if its accepted length is larger and its expected length exceeds the other's by 5%
+of what that drafts, and by three standard errors of the blocks' differences. An accepted length below 1.1 is **about
+1**: a head that always says the most frequent word has that.
 
 A uniform shift of all positions changes nothing under rotary embeddings, which see differences only: that row of the
 table equals the stated one, up to rounding, for every head that this version loads.
@@ -19,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -34,7 +39,10 @@ from eagle_graphs import EagleError
 
 DEPTH = 4
 """Tokens of a drafted chain."""
-CLEAR_GAIN = 0.03
+ANSWER_TOKENS = 64
+BLOCK = 8
+"""Places of a block."""
+CLEAR_GAIN = 0.05
 CLEAR_ERRORS = 3.0
 ABOUT_ONE = 1.1
 
@@ -53,7 +61,8 @@ class Answer:
     @property
     def starts(self) -> torch.Tensor:
         """Draft rows from which a whole chain can be compared; row i pairs feature i with token i + 1."""
-        return torch.arange(self.first - 1, len(self.tokens) - 1 - DEPTH)
+        start = self.first - 1
+        return torch.arange(start, max(start, len(self.tokens) - 1 - DEPTH))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,24 +72,32 @@ class ProbedConvention:
     name: str
     option: str
     """The option that sets it; empty for the stated one."""
-    lengths: tuple[float, ...]
-    """Accepted length of each prompt: 1 and the accepted part of a chain, averaged over its places."""
+    accepted: tuple[float, ...]
+    """Accepted length of each block."""
+    expected: tuple[float, ...]
+    """Expected length of each block."""
 
     @property
     def length(self) -> float:
-        """Mean of the prompts; 0 where no answer was long enough to draft in."""
-        return fmean(self.lengths) if self.lengths else 0.0
+        """Mean accepted length; 0 where no answer was long enough to draft in."""
+        return fmean(self.accepted) if self.accepted else 0.0
+
+    @property
+    def expected_length(self) -> float:
+        """Mean expected length; 0 likewise."""
+        return fmean(self.expected) if self.expected else 0.0
 
     def gain_over(self, other: ProbedConvention) -> tuple[float, float]:
-        """Mean difference of the prompts' lengths, and its standard error (infinite for a single prompt)."""
-        differences = [a - b for a, b in zip(self.lengths, other.lengths, strict=True)]
+        """Difference of the expected lengths and its standard error; infinite where there is one block or none."""
+        differences = [a - b for a, b in zip(self.expected, other.expected, strict=True)]
         error = stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else float("inf")
-        return (fmean(differences) if differences else 0.0), error
+        return self.expected_length - other.expected_length, error
 
     def clearly_beats(self, other: ProbedConvention) -> bool:
         """See the module."""
         gain, error = self.gain_over(other)
-        return gain > CLEAR_GAIN * other.length and gain > CLEAR_ERRORS * error
+        drafted = other.expected_length - 1
+        return self.length > other.length and gain > CLEAR_GAIN * drafted and gain > CLEAR_ERRORS * error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,24 +143,41 @@ class Probe:
                 {
                     "convention": convention.name,
                     "accepted_length": round(convention.length, 4),
+                    "expected_length": round(convention.expected_length, 4),
                     "gain": round(gain, 4),
                     "standard_error": round(error, 4) if error < float("inf") else None,
-                    "by_prompt": [round(length, 4) for length in convention.lengths],
                 }
             )
         return {"places": self.places, "depth": DEPTH, "conventions": rows, "problem": self.problem()}
 
 
-def read_answers(target: Target, prompts: Sequence[Sequence[int]], greedy: Sequence[Sequence[int]]) -> list[Answer]:
+def read_answers(target: Target, prompts: Sequence[Sequence[int]]) -> list[Answer]:
     """The target's greedy answers with its hidden states; those too short to draft in are left out."""
     answers = []
-    for prompt, answer in zip(prompts, greedy, strict=True):
-        tokens = torch.tensor([*prompt, *answer])
-        with own_attention(target), torch.no_grad():
+    with own_attention(target), torch.no_grad():
+        for prompt, answer in zip(prompts, _greedy(target, prompts), strict=True):
+            tokens = torch.tensor([*prompt, *answer])
             result = target.model(tokens[None], output_hidden_states=True, use_cache=False)
-        read = Answer(tokens=tokens, first=len(prompt), hidden_states=result.hidden_states)
-        if len(read.starts):
-            answers.append(read)
+            read = Answer(tokens=tokens, first=len(prompt), hidden_states=result.hidden_states)
+            if len(read.starts):
+                answers.append(read)
+    return answers
+
+
+def _greedy(target: Target, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """All answers in one batch, padded on the left: what rounding does to them there is of no matter here."""
+    longest = max(map(len, prompts))
+    pad = target.eos_token_ids[0] if target.eos_token_ids else 0
+    padded = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    room = max(1, min(ANSWER_TOKENS, int(target.config.max_position_embeddings) - longest))
+    out = cast(Any, target.model).generate(
+        padded, attention_mask=mask, max_new_tokens=room, do_sample=False, pad_token_id=pad
+    )
+    answers = []
+    for row in out[:, longest:].tolist():
+        end = next((i + 1 for i, token in enumerate(row) if token in target.eos_token_ids), len(row))
+        answers.append(row[:end])
     return answers
 
 
@@ -154,8 +188,13 @@ def run_probe(module: nn.Module, spec: HeadSpec, target: TargetShape, answers: S
     try:
         for name, option, convention in conventions(spec, target):
             module.rotary_emb = rotary(convention)
-            lengths = tuple(1 + float(_accepted(module, convention, answer).mean()) for answer in answers)
-            found.append(ProbedConvention(name=name, option=option, lengths=lengths))
+            blocks = [
+                (float(accepted.mean()), float(expected.mean()))
+                for answer in answers
+                for accepted, expected in zip(*map(_blocks, _lengths(module, convention, answer)), strict=True)
+            ]
+            accepted, expected = zip(*blocks, strict=True) if blocks else ((), ())
+            found.append(ProbedConvention(name=name, option=option, accepted=accepted, expected=expected))
     finally:
         module.rotary_emb = own_rotary
     return Probe(conventions=tuple(found), places=sum(len(answer.starts) for answer in answers))
@@ -185,24 +224,31 @@ def _taps(taps: tuple[int, ...]) -> str:
     return f"taps {','.join(map(str, taps))}"
 
 
+def _blocks(lengths: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """[places] as blocks of about equal size."""
+    return lengths.tensor_split(max(1, len(lengths) // BLOCK))
+
+
 @torch.no_grad()
-def _accepted(module: nn.Module, spec: HeadSpec, answer: Answer) -> torch.Tensor:
-    """[places] tokens that the target accepts of the chain drafted at each."""
+def _lengths(module: nn.Module, spec: HeadSpec, answer: Answer) -> tuple[torch.Tensor, torch.Tensor]:
+    """[places] accepted and expected length of the chain drafted at each place, every token of it the target's own.
+
+    The first pass is the head's extension over the whole answer; then each chain's rows see the rows up to their
+    place and each other, as a tree's do.
+    """
     tokens, starts = answer.tokens, answer.starts
-    rows = len(tokens) - 1
+    rows, places = len(tokens) - 1, len(answer.starts)
     fuse = module.fuse_features
     assert isinstance(fuse, nn.Module)
     features = fuse(torch.cat([answer.hidden_states[tap] for tap in spec.taps], dim=-1))
-    capacity = rows + DEPTH * len(starts)
-    caches = [torch.zeros(1, spec.kv_heads, capacity, spec.head_dim) for _ in range(2 * spec.layers)]
-
-    accepted = torch.zeros(len(starts))
-    alive = torch.arange(len(starts))
-    new_tokens, hidden, positions, logit_rows = tokens[1:], features[0, :rows], torch.arange(rows), starts
+    caches = [torch.zeros(1, spec.kv_heads, rows + DEPTH * places, spec.head_dim) for _ in range(2 * spec.layers)]
+    feed, hidden, positions, logit_rows = tokens[1:], features[0, :rows], torch.arange(rows), starts
     mask = torch.ones(rows, rows, dtype=torch.bool).tril()
+    accepted, expected = torch.ones(places), torch.ones(places)
+    all_right, all_drawn = torch.ones(places), torch.ones(places)
     for level in range(DEPTH):
-        hidden_out, ids, _, *caches = module(
-            new_tokens[None],
+        hidden, ids, logprobs, *caches = module(
+            feed[None],
             hidden[None],
             positions[None] + spec.position_offset,
             mask[None],
@@ -210,14 +256,10 @@ def _accepted(module: nn.Module, spec: HeadSpec, answer: Answer) -> torch.Tensor
             logit_rows,
             *caches,
         )
-        coming = tokens[starts[alive] + 2 + level]
-        right = ids[:, 0] == coming
-        alive = alive[right]
-        accepted[alive] += 1
-        if not len(alive):
-            break
-        seen = mask[logit_rows][right]
-        mask = torch.cat((seen, torch.eye(len(alive), dtype=torch.bool)), dim=1)
-        new_tokens, hidden, positions = coming[right], hidden_out[right], starts[alive] + 1 + level
-        logit_rows = torch.arange(len(alive))
-    return accepted
+        feed = tokens[starts + 2 + level]
+        all_right = all_right * (ids[:, 0] == feed)
+        all_drawn = all_drawn * ((ids == feed[:, None]) * logprobs.exp()).sum(dim=-1)
+        accepted, expected = accepted + all_right, expected + all_drawn
+        mask = torch.cat((mask[logit_rows], torch.eye(places, dtype=torch.bool)), dim=1)
+        positions, logit_rows = starts + 1 + level, torch.arange(places)
+    return accepted, expected

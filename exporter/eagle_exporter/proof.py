@@ -57,10 +57,6 @@ def run_bundle(
     return cast(dict[str, Any], json.loads(process.stdout))
 
 
-Greedy = tuple[list[int], list[torch.Tensor]]
-"""Tokens, and the logits [V] behind each."""
-
-
 @contextmanager
 def own_attention(target: Target) -> Iterator[None]:
     """Within it, the model attends as transformers has it."""
@@ -72,7 +68,7 @@ def own_attention(target: Target) -> Iterator[None]:
         target.model.set_attn_implementation(implementation)
 
 
-def torch_greedy(target: Target, prompt: Sequence[int], *, max_new_tokens: int) -> Greedy:
+def torch_greedy(target: Target, prompt: Sequence[int], *, max_new_tokens: int) -> tuple[list[int], list[torch.Tensor]]:
     """Greedy tokens up to its end-of-sequence, with the model's own attention, and the logits [V] behind each."""
     with own_attention(target), torch.no_grad():
         result = cast(Any, target.model).generate(
@@ -85,13 +81,21 @@ def torch_greedy(target: Target, prompt: Sequence[int], *, max_new_tokens: int) 
     return result.sequences[0, len(prompt) :].tolist(), [logits[0] for logits in result.logits]
 
 
-def check_greedy(greedy: Sequence[Greedy], runs: dict[str, Any], exactness: Exactness) -> list[NearTie]:
-    """Compares every profile's first tokens with torch's for each prompt. Returns the near-ties at which they parted.
+def check_greedy(
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    runs: dict[str, Any],
+    exactness: Exactness,
+    *,
+    max_new_tokens: int,
+) -> list[NearTie]:
+    """Compares every profile's first tokens with torch's. Returns the near-ties at which they parted.
 
     Raises EagleError on a difference where torch's two logits lie further apart than rounding explains.
     """
     ties = []
-    for number, (expected, logits) in enumerate(greedy):
+    for number, prompt in enumerate(prompts):
+        expected, logits = torch_greedy(target, prompt, max_new_tokens=max_new_tokens)
         for profile, run in runs.items():
             found = run["token_ids"][number]  # it goes on past an end-of-sequence, and may end at the capacity
             step = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), None)

@@ -138,13 +138,15 @@ def parity_table(parity: Sequence[OutputParity]) -> Table:
 
 def probe_table(probe: Probe) -> Table:
     """Accepted length under each convention."""
-    table = Table("convention", "accepted length", "against the stated one", title="probe")
+    table = Table("convention", "accepted", "expected", "against the stated one", title="probe: lengths of chains")
     for convention in probe.conventions:
         gain, error = convention.gain_over(probe.stated)
         against = "" if convention is probe.stated else f"{gain:+.3f} ± {error:.3f}"
         style = "red" if convention.clearly_beats(probe.stated) else ""
-        table.add_row(convention.name, f"{convention.length:.3f}", against, style=style)
-    table.caption = f"chains of up to {DEPTH} tokens from {probe.places} places of {len(probe.stated.lengths)} answers"
+        table.add_row(
+            convention.name, f"{convention.length:.2f}", f"{convention.expected_length:.3f}", against, style=style
+        )
+    table.caption = f"up to {DEPTH} tokens from each of {probe.places} places"
     return table
 
 

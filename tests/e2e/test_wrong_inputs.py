@@ -167,7 +167,7 @@ def test_a_bundle_is_replaced_and_only_by_a_whole_one(
     assert_refused(export(model, head, place, *sizes), "no .safetensors")
     assert (place / "manifest.json").read_bytes() == before
 
-    outcome = export(model, tiny_head, place, *sizes, "--json")
+    outcome = export(model, tiny_head, place, *sizes, "--accept-probe", "--json")
     assert outcome.status == 0, outcome.err
     assert json.loads(outcome.out)["taps"] == [2, 1, 0]
     assert json.loads((place / "manifest.json").read_text())["limits"]["capacity"] == 8

@@ -165,7 +165,7 @@ def sharing_problems(spec: HeadSpec, target: TargetShape) -> list[str]:
         return []
     if spec.kind == "eagle1" and spec.hidden_size != target.hidden_size:
         return [
-            f"it is {spec.hidden_size} wide, but an EAGLE-1 head draws its tokens with the target's LM head, and {widths}"
+            f"it is {spec.hidden_size} wide, but an EAGLE-1 head draws tokens with the target's LM head, and {widths}"
         ]
     if not spec.own_embedding and spec.hidden_size != target.hidden_size:
         problems.append(f"it is {spec.hidden_size} wide and brings no embed_tokens, and {widths}")

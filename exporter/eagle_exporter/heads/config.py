@@ -124,7 +124,7 @@ class ConfigReader:
             try:
                 return checked_rope(rope, head_dim=head_dim or 2, max_positions=max_positions)
             except _INCOMPLETE as error:
-                reason = f"no {error.args[0]}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+                reason = str(error.args[0] if error.args else type(error).__name__).splitlines()[0]
                 self._problems.append(f"its {self._where} has an incomplete {name}: {reason}")
         return default
 

@@ -22,7 +22,7 @@ _IGNORED = re.compile(r"verifier_norm\.weight|verifier_lm_head\.weight|.*rotary_
 def read_layout(tensors: Tensors, config: Mapping[str, Any]) -> tuple[Reader, bool] | None:
     """The family that reads the checkpoint and whether its layer is called `midlayer`; None where none fits."""
     spellings = {match[1] for match in map(_LAYER.match, tensors) if match is not None}
-    if not spellings or not (_is_head_config(config) or "fc.weight" in tensors):
+    if not spellings or not (_is_head_config(config) or "fc.weight" in tensors or _reads_without_norm(tensors)):
         return None
     architectures = " ".join(map(str, config.get("architectures") or []))
     if "midlayer" in spellings:
@@ -53,6 +53,11 @@ def in_checkpoint_name(name: str, *, midlayer: bool) -> str:
 def _is_head_config(config: Mapping[str, Any]) -> bool:
     signs = {"draft_vocab_size", "eagle_config", "speculators_model_type", "eagle_aux_hidden_state_layer_ids"}
     return bool(config.keys() & signs)
+
+
+def _reads_without_norm(tensors: Tensors) -> bool:
+    """Whether the first layer has no input norm, which every model's layer has and EAGLE-1's has not."""
+    return "layers.0.self_attn.o_proj.weight" in tensors and "layers.0.input_layernorm.weight" not in tensors
 
 
 def _is_eagle3(tensors: Tensors) -> bool:

@@ -67,8 +67,8 @@ class Source:
 
 
 Counting = Literal["hidden_states", "boundaries", "outputs"]
-"""What layer ids count: indices of transformers' `hidden_states`; boundaries, k the input of layer k (the same, but that
-n is before the final norm); or outputs, k the output of layer k."""
+"""What layer ids count: indices of transformers' `hidden_states`; boundaries, k the input of layer k (the same, but
+that n is before the final norm); or outputs, k the output of layer k."""
 
 
 def eagle3_taps(source: Source, ids: tuple[int, ...] | None, counting: Counting) -> tuple[int, ...]:
