@@ -42,9 +42,12 @@ def tiny_head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_bundle(tiny_target: Path, tiny_head: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Bundle of the two, with a short cache and a prefill chunk that ordinary prompts exceed."""
+    """Bundle of the two, with a short cache and a prefill chunk that ordinary prompts exceed.
+
+    A random head drafts nothing that its target says, which an export does not let pass unless it is told to.
+    """
     out = tmp_path_factory.mktemp("bundles") / "tiny"
-    export(tiny_target, tiny_head, out, "--capacity", "160", "--prefill-chunk", "16")
+    export(tiny_target, tiny_head, out, "--capacity", "160", "--prefill-chunk", "16", "--accept-probe")
     return out
 
 

@@ -1,6 +1,7 @@
 """Finding a model or a head: a local directory, a GGUF file, or a Hugging Face Hub id.
 
-Only tensors are ever read from them: safetensors and GGUF. Nothing is unpickled and no remote code runs.
+Only tensors are ever read from them: safetensors, GGUF, and a head's .bin files through torch's reader of weights,
+which builds nothing but tensors. No remote code runs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from eagle_graphs import EagleError
 from eagle_graphs.manifest import Source
 
 PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.bin")
+"""Files that hold tensors: those of the first pattern that finds any."""
+HEAD_PATTERNS = ["*.json", "*.safetensors", "*.bin"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +36,8 @@ class Checkpoint:
         if self.gguf_file is not None:
             files = [self.directory / self.gguf_file]
         else:
-            files = sorted((*self.directory.glob("*.safetensors"), self.directory / "config.json"))
+            found = (sorted(self.directory.glob(pattern)) for pattern in WEIGHTS)
+            files = [*next(filter(None, found), []), self.directory / "config.json"]
         return Source(name=self.name, revision=self.revision, files={f.name: sha256(f) for f in files})
 
     def config(self) -> dict[str, Any]:
@@ -85,8 +90,9 @@ def _from_hub(repo: str, *, what: str) -> Checkpoint:
 
     if repo.startswith((".", "/", "~")) or repo.count("/") > 1:
         raise EagleError(f"{what}: there is no directory or .gguf file {repo}")
+    patterns = HEAD_PATTERNS if what == "head" else PATTERNS
     try:
-        directory = Path(huggingface_hub.snapshot_download(repo, allow_patterns=PATTERNS))
+        directory = Path(huggingface_hub.snapshot_download(repo, allow_patterns=patterns))
     except HFValidationError:
         raise EagleError(f"{what}: {repo} is neither a directory, a .gguf file nor a Hub id") from None
     except Exception as error:  # its HTTP library, which changes between versions, has errors of its own

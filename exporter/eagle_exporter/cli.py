@@ -13,9 +13,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from eagle_graphs import EagleError, profiles_from_text
+from eagle_graphs import EagleError, Profile, paths_from_json, profiles_from_text, static_profile
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+DYNAMIC, STATIC = "dynamic", "static"
+DEFAULT_PROFILES = "4,8,16"
 
 
 class Backend(str, Enum):  # noqa: UP042 - typer shows the values
@@ -32,21 +36,32 @@ class Precision(str, Enum):  # noqa: UP042
 
 @app.command()
 def export(
-    model: Annotated[str, typer.Option(help="Target: a Hugging Face directory, a .gguf file or a Hub id.")],
-    draft: Annotated[str, typer.Option(help="EAGLE-3 head: a directory or a Hub id.")],
-    profiles: Annotated[str, typer.Option(help="Tree sizes to verify, root included, rising.")] = "4,8,16",
+    context: typer.Context,
+    draft: Annotated[str, typer.Option(help="EAGLE head: a directory or a Hub id.")],
+    model: Annotated[str | None, typer.Option(help="Target: a Hugging Face directory, .gguf file or Hub id.")] = None,
+    inspect: Annotated[bool, typer.Option("--inspect", help="Say what the head is and if it fits; no export.")] = False,
+    profiles: Annotated[str | None, typer.Option(help="Sizes of dynamic trees, rising.  [default: 4,8,16]")] = None,
+    tree: Annotated[str, typer.Option(help="dynamic, static (EAGLE-1's 25 nodes), or a JSON file of paths.")] = DYNAMIC,
     out: Annotated[Path | None, typer.Option(help="Bundle to write.  [default: MODEL-eagle]")] = None,
     backend: Annotated[Backend, typer.Option(help="What will run the graphs.")] = Backend.ONNXRUNTIME,
     precision: Annotated[Precision, typer.Option(help="Of weights and arithmetic.")] = Precision.FP32,
     capacity: Annotated[int | None, typer.Option(help="Tokens of context.  [default: 2048]")] = None,
     prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens a pass.  [default: 256]")] = None,
+    taps: Annotated[str | None, typer.Option(help="Hidden states that the head reads, as 2,15,27.")] = None,
+    rope_theta: Annotated[float | None, typer.Option(help="Base of the head's rotary positions.")] = None,
+    position_offset: Annotated[int | None, typer.Option(min=0, help="Position of the head's first row.")] = None,
+    accept_probe: Annotated[bool, typer.Option("--accept-probe", help="Export whatever the probe says.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on standard output.")] = False,
 ) -> None:
     """Exports a model with its EAGLE draft head into one bundle, and proves it equal to the original."""
-    sizes = profiles_from_text(profiles)
+    if model is None and not inspect:
+        raise typer.BadParameter("it is missing; only --inspect goes without it", context, param_hint="--model")
+    chosen = _profiles(profiles, tree)
     console = Console(stderr=True)
     _quiet_libraries()
     try:
+        from eagle_exporter.heads import Overrides
+        from eagle_exporter.inspection import inspect_head
         from eagle_exporter.pipeline import ExportOptions
         from eagle_exporter.pipeline import export as run_export
         from eagle_exporter.report import Steps
@@ -54,15 +69,55 @@ def export(
         raise EagleError(
             f"exporting needs {error.name}, which is not installed: pip install 'eagle-aot[export,cpu]'"
         ) from None
+    overrides = Overrides(taps=_numbers(taps), rope_theta=rope_theta, position_offset=position_offset)
+    if inspect:
+        inspection = inspect_head(draft, model, overrides)
+        if as_json:
+            print(json.dumps(inspection.to_dict()))
+        else:
+            inspection.print(Console())
+        sys.exit(1 if inspection.problems else 0)
+    assert model is not None
     directory = out if out is not None else Path(f"{Path(model).absolute().name.removesuffix('.gguf')}-eagle")
     options = ExportOptions(
-        model=model, draft=draft, profiles=sizes, out=directory, capacity=capacity, prefill_chunk=prefill_chunk
+        model=model,
+        draft=draft,
+        profiles=chosen,
+        out=directory,
+        capacity=capacity,
+        prefill_chunk=prefill_chunk,
+        overrides=overrides,
+        accept_probe=accept_probe,
     )
     report = run_export(options, Steps(console))
     report.print(console)
     console.print(f"wrote {directory}/ : try  eagle-run {directory} --prompt 'Hello'", highlight=False, markup=False)
     if as_json:
         print(json.dumps(report.to_dict()))
+
+
+def _profiles(sizes: str | None, tree: str) -> tuple[Profile, ...]:
+    """The trees of a bundle: dynamic ones of several sizes, or one static tree."""
+    if tree == DYNAMIC:
+        return profiles_from_text(DEFAULT_PROFILES if sizes is None else sizes)
+    if sizes is not None:
+        raise EagleError(
+            "--profiles gives the sizes of dynamic trees; a static tree has its own: leave one of them out"
+        )
+    if tree == STATIC:
+        return (static_profile(),)
+    try:
+        text = Path(tree).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise EagleError(f"--tree is {tree!r}: not 'dynamic', not 'static', and no file of paths ({error})") from None
+    return (static_profile(paths_from_json(text, tree)),)
+
+
+def _numbers(text: str | None) -> tuple[int, ...] | None:
+    try:
+        return None if text is None else tuple(int(item) for item in text.split(","))
+    except ValueError:
+        raise EagleError(f"--taps are layer numbers separated by commas, as in 2,15,27; found {text!r}") from None
 
 
 def _quiet_libraries() -> None:

@@ -1,52 +1,42 @@
-"""The EAGLE-3 head as a module (Li et al., 2025, "EAGLE-3", section 3)."""
+"""The EAGLE-3 head and its variants as a module (Li et al., 2025, https://arxiv.org/abs/2503.01840, section 3)."""
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import nn
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import (
-    LlamaMLP,
-    LlamaRMSNorm,
-    LlamaRotaryEmbedding,
-    apply_rotary_pos_emb,
-)
 
 from eagle_exporter import attention
+from eagle_exporter.draft_layer import DraftLayer, Tensors, best_children, embedding, linear, norm, rotary
 from eagle_exporter.heads import Head, HeadSpec
 
 
 class Eagle3Head(nn.Module):
-    """One decoder layer over [embedding of token i + 1; fused feature of token i], and its own LM head.
+    """Decoder layers of which the first reads [embedding of token i + 1; fused feature of token i], and an LM head.
 
-    Forward takes and returns the tensors of `eagle_graphs.draft_ports`, in that order. The embedding
-    is the target's tensor itself, not a copy, unless the checkpoint brings its own.
+    Forward takes and returns the tensors of `eagle_graphs.draft_ports`, in that order. Embedding and LM head are the
+    target's tensors themselves, not copies, unless the checkpoint brings its own.
     """
 
-    def __init__(self, head: Head, embed_tokens: nn.Embedding, *, target_hidden: int, top_k: int) -> None:
+    def __init__(self, head: Head, target_embedding: nn.Module, target_lm_head: nn.Module, *, top_k: int) -> None:
         super().__init__()
-        spec = head.spec
-        config = _llama_config(spec)
+        spec, tensors = head.spec, head.tensors
         self.spec, self.top_k = spec, top_k
-        self.embed_tokens = embed_tokens
-        self.fc = nn.Linear(3 * target_hidden, spec.hidden_size, bias=False)
-        self.input_layernorm = LlamaRMSNorm(spec.hidden_size, spec.norm_eps)
-        self.hidden_norm = LlamaRMSNorm(spec.hidden_size, spec.norm_eps)
-        self.self_attn = _Attention(spec)
-        self.post_attention_layernorm = LlamaRMSNorm(spec.hidden_size, spec.norm_eps)
-        self.mlp = LlamaMLP(config)
-        self.norm = LlamaRMSNorm(spec.hidden_size, spec.norm_eps)
-        self.lm_head = nn.Linear(spec.hidden_size, spec.draft_vocab_size, bias=False)
-        self.rotary_emb = LlamaRotaryEmbedding(config)
-        self.draft_to_target: torch.Tensor
-        self.register_buffer("draft_to_target", head.draft_to_target, persistent=False)
-        tensors = dict(head.tensors)
-        own = tensors.pop("embed_tokens.weight", None)
-        if own is not None and not torch.equal(own, embed_tokens.weight.to(own.dtype)):
-            self.embed_tokens = nn.Embedding(own.shape[0], own.shape[1], _weight=own)
-        tensors["embed_tokens.weight"] = self.embed_tokens.weight
-        self.load_state_dict(tensors, strict=True)
-        self.eval().requires_grad_(False)
+        self.fuse_features = FuseFeatures(spec, tensors)
+        self.embed_tokens = embedding(tensors, target_embedding)
+        self.hidden_norm = norm(spec, tensors, "layers.0.hidden_norm")
+        self.input_layernorms = nn.ModuleList(
+            norm(spec, tensors, f"layers.{i}.input_layernorm") for i in range(spec.layers)
+        )
+        self.layers = nn.ModuleList(DraftLayer(spec, tensors, index) for index in range(spec.layers))
+        self.norm = norm(spec, tensors, "norm")
+        self.lm_head = linear(tensors, "lm_head") if spec.own_lm_head else target_lm_head
+        self.rotary_emb = rotary(spec)
+        self.draft_to_target: torch.Tensor | None
+        identity = torch.equal(head.draft_to_target, torch.arange(spec.draft_vocab_size))
+        self.register_buffer("draft_to_target", None if identity else head.draft_to_target, persistent=False)
+        self.eval()
 
     def forward(
         self,
@@ -60,50 +50,34 @@ class Eagle3Head(nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         """The draft pass over Q rows."""
         rows = attention.Rows(tree_mask=tree_mask, kv_length=kv_length, past=past)
+        embedded = self.input_layernorms[0](self.embed_tokens(token_ids))
+        feature = self.hidden_norm(hidden)
+        x, residual = torch.cat((embedded, feature), dim=-1), feature if self.spec.norm_before_residual else hidden
+        cos_sin = self.rotary_emb(hidden, position_ids)
+        last = len(self.layers) - 1
         with attention.rows_of_pass(rows):
-            embedded = self.input_layernorm(self.embed_tokens(token_ids))
-            x = torch.cat((embedded, self.hidden_norm(hidden)), dim=-1)
-            x = hidden + self.self_attn(x, self.rotary_emb(hidden, position_ids))
-        x = x.flatten(0, 1).index_select(0, logit_rows)
-        x = x + self.mlp(self.post_attention_layernorm(x))
-        logits = self.lm_head(self.norm(x))
-        best = logits.topk(self.top_k, dim=-1)
-        logprobs = best.values - logits.logsumexp(dim=-1, keepdim=True)
-        return (x, self.draft_to_target[best.indices], logprobs, *rows.all_present())
+            for index, layer in enumerate(self.layers):
+                if index > 0:
+                    x = self.input_layernorms[index](residual)
+                residual = layer(x, residual, cos_sin, logit_rows if index == last else None)
+        normed = self.norm(residual)
+        best = best_children(self.lm_head(normed), self.top_k, self.draft_to_target)
+        return (normed if self.spec.norm_output else residual, *best, *rows.all_present())
 
 
-class _Attention(nn.Module):
-    def __init__(self, spec: HeadSpec) -> None:
+class FuseFeatures(nn.Module):
+    """Tapped hidden states of the target, side by side [B, Q, taps * target's width], to features [B, Q, h]."""
+
+    def __init__(self, spec: HeadSpec, tensors: Tensors) -> None:
         super().__init__()
-        self.spec = spec
-        queries, keys = spec.attention_heads * spec.head_dim, spec.kv_heads * spec.head_dim
-        self.q_proj = nn.Linear(2 * spec.hidden_size, queries, bias=False)
-        self.k_proj = nn.Linear(2 * spec.hidden_size, keys, bias=False)
-        self.v_proj = nn.Linear(2 * spec.hidden_size, keys, bias=False)
-        self.o_proj = nn.Linear(queries, spec.hidden_size, bias=False)
+        self.fc = linear(tensors, "fc")
+        names = [f"fc_norm.{tap}" for tap in range(len(spec.taps))] if spec.fc_norm else []
+        names += ["input_norm"] if spec.norm_before_fc else []
+        self.norms = nn.ModuleList(norm(spec, tensors, name) for name in names)
 
-    def forward(self, x: torch.Tensor, cos_sin: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        slots, new_rows, _ = x.shape
-        split = (slots, new_rows, -1, self.spec.head_dim)
-        query = self.q_proj(x).view(split).transpose(1, 2)
-        key = self.k_proj(x).view(split).transpose(1, 2)
-        value = self.v_proj(x).view(split).transpose(1, 2)
-        query, key = apply_rotary_pos_emb(query, key, *cos_sin)
-        out = attention.tree_attention(query, key, value, layer=0, scale=self.spec.head_dim**-0.5)
-        result: torch.Tensor = self.o_proj(out.reshape(slots, new_rows, -1))
-        return result
-
-
-def _llama_config(spec: HeadSpec) -> LlamaConfig:
-    return LlamaConfig(
-        hidden_size=spec.hidden_size,
-        intermediate_size=spec.intermediate_size,
-        num_attention_heads=spec.attention_heads,
-        num_key_value_heads=spec.kv_heads,
-        head_dim=spec.head_dim,
-        hidden_act=spec.activation,
-        rms_norm_eps=spec.norm_eps,
-        rope_parameters=spec.rope_parameters,
-        max_position_embeddings=spec.max_positions,
-        mlp_bias=False,
-    )
+    def forward(self, tapped: torch.Tensor) -> torch.Tensor:
+        """The features."""
+        if len(self.norms):
+            parts = tapped.chunk(len(self.norms), dim=-1)
+            tapped = torch.cat([own(part) for own, part in zip(self.norms, parts, strict=True)], dim=-1)
+        return cast(torch.Tensor, self.fc(tapped))

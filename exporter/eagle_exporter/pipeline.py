@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -14,8 +14,10 @@ from eagle_calibration.prompts import load_prompts
 from eagle_exporter import proof
 from eagle_exporter.bundle import WeightFile, file_entries, staged
 from eagle_exporter.checkpoint import Checkpoint, find_checkpoint
+from eagle_exporter.eagle1 import Eagle1Head
 from eagle_exporter.eagle3 import Eagle3Head
-from eagle_exporter.heads import Head, load_head
+from eagle_exporter.heads import Head, Overrides, TargetShape, load_head
+from eagle_exporter.probe import read_answers, run_probe
 from eagle_exporter.report import Report, Steps, versions
 from eagle_exporter.target import Target, TargetGraph, load_target, settle
 from eagle_exporter.tokenizer import prompt_tokens, save_tokenizer
@@ -43,6 +45,10 @@ class ExportOptions:
     """Cache rows; None for 2048 or the model's own limit, whichever is less."""
     prefill_chunk: int | None
     """Prompt tokens of one pass; None for 256 or the capacity, whichever is less."""
+    overrides: Overrides = field(default_factory=Overrides)
+    """Conventions of the head that the user states."""
+    accept_probe: bool = False
+    """Export even where the probe speaks against the head."""
 
     def limits(self, max_positions: int) -> Limits:
         """The bundle's sizes for a model of so many positions."""
@@ -52,7 +58,7 @@ class ExportOptions:
         chunk = min(256, capacity) if self.prefill_chunk is None else self.prefill_chunk
         if not 1 <= chunk <= capacity:
             raise EagleError(f"--prefill-chunk is {chunk}; expected 1 to the capacity, {capacity}")
-        passes = [chunk, *(max(p.nodes, p.top_k * (p.depth - 1)) for p in self.profiles)]
+        passes = [chunk, *(max(p.nodes, p.draft_rows) for p in self.profiles)]
         return Limits(capacity=capacity, prefill_chunk=chunk, buffer_rows=capacity + max(passes))
 
 
@@ -62,13 +68,18 @@ def export(options: ExportOptions, steps: Steps) -> Report:
         with steps("load and check"):
             model, draft = find_checkpoint(options.model, what="target"), find_checkpoint(options.draft, what="head")
             target = load_target(model)
-            head = load_head(draft, target.config)
+            head = load_head(draft, target.config, options.overrides)
             graphs = _Graphs.of(target, head, top_k=max(profile.top_k for profile in options.profiles))
             limits = options.limits(int(target.config.max_position_embeddings))
             notes = settle(target.model, capacity=limits.capacity)
             tokenizer = save_tokenizer(target.tokenizer, directory)
             prompts = prompt_tokens(target.tokenizer, load_prompts(), longest=limits.capacity - CHECKED_TOKENS)
         steps.say(notes)
+        with steps("probe the head's conventions"):
+            answers = read_answers(target, prompts)
+            probe = run_probe(graphs.head, head.spec, TargetShape.of(target.config), answers)
+            del answers
+        steps.check_probe(probe, accept=options.accept_probe)
         with steps("trace target with feature taps"):
             target_graph = trace(graphs.target, graphs.target_ports)
         with steps("trace head"):
@@ -122,6 +133,7 @@ def export(options: ExportOptions, steps: Steps) -> Report:
             default_profile = proof.fastest_profile(runs)
             report = Report(
                 steps=steps.done(),
+                probe=probe,
                 parity=parity,
                 exactness=exactness,
                 near_ties=ties,
@@ -151,11 +163,10 @@ class _Graphs:
     @classmethod
     def of(cls, target: Target, head: Head, *, top_k: int) -> _Graphs:
         spec = head.spec
-        embeddings = cast(nn.Embedding, target.model.get_input_embeddings())
-        module = Eagle3Head(head, embeddings, target_hidden=int(target.config.hidden_size), top_k=top_k)
-        kv = KVGeometry(layers=1, kv_heads=spec.kv_heads, head_dim=spec.head_dim)
+        module = head_module(head, target, top_k=top_k)
+        kv = KVGeometry(layers=spec.layers, kv_heads=spec.kv_heads, head_dim=spec.head_dim)
         return cls(
-            target=TargetGraph(target.model, spec.taps, module.fc).eval(),
+            target=TargetGraph(target.model, spec.taps, module.fuse_features).eval(),
             head=module,
             target_ports=target_ports(
                 target.kv, vocab_size=int(target.config.vocab_size), feature_width=spec.hidden_size
@@ -164,6 +175,13 @@ class _Graphs:
             draft_kv=kv,
             top_k=top_k,
         )
+
+
+def head_module(head: Head, target: Target, *, top_k: int) -> Eagle1Head | Eagle3Head:
+    """The head's module; it shares the target's embedding and LM head where the checkpoint brings none."""
+    module = Eagle3Head if head.spec.kind == "eagle3" else Eagle1Head
+    embedding = cast(nn.Module, target.model.get_input_embeddings())
+    return module(head, embedding, cast(nn.Module, target.model.get_output_embeddings()), top_k=top_k)
 
 
 def _write_engine(directory: Path, target: ir.Model, draft: ir.Model) -> Engine:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_exporter.parity import TOLERANCE, OutputParity, check_tolerance
+from eagle_exporter.probe import DEPTH, Probe
 from eagle_exporter.proof import NearTie
 from eagle_graphs.manifest import Exactness
 
@@ -48,6 +49,14 @@ class Steps:
         self._console.print(parity_table(parity))
         check_tolerance(parity)
 
+    def check_probe(self, probe: Probe, *, accept: bool) -> None:
+        """Prints the probe's table; raises EagleError where it speaks against the head, unless that is accepted."""
+        self._console.print(probe_table(probe))
+        if not accept:
+            probe.check()
+        elif (problem := probe.problem()) is not None:
+            self._console.print(f"[yellow]accepted[/yellow]  {problem}", highlight=False)
+
     def done(self) -> dict[str, float]:
         """Seconds of each finished step."""
         return dict(self._seconds)
@@ -59,6 +68,7 @@ class Report:
 
     steps: dict[str, float]
     """Seconds."""
+    probe: Probe
     parity: list[OutputParity]
     exactness: Exactness
     near_ties: list[NearTie]
@@ -81,6 +91,7 @@ class Report:
         data = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return data | {
             "tolerance": TOLERANCE,
+            "probe": self.probe.to_dict(),
             "parity": [entry.to_dict() for entry in self.parity],
             "exactness": asdict(self.exactness),
             "near_ties": [tie.to_dict() for tie in self.near_ties],
@@ -129,6 +140,20 @@ def parity_table(parity: Sequence[OutputParity]) -> Table:
             entry.where,
             style=style,
         )
+    return table
+
+
+def probe_table(probe: Probe) -> Table:
+    """Accepted length under each convention."""
+    table = Table("convention", "accepted", "expected", "against the stated one", title="probe: lengths of chains")
+    for convention in probe.conventions:
+        gain, error = convention.gain_over(probe.stated)
+        against = "" if convention is probe.stated else f"{gain:+.3f} ± {error:.3f}"
+        style = "red" if convention.clearly_beats(probe.stated) else ""
+        table.add_row(
+            convention.name, f"{convention.length:.2f}", f"{convention.expected_length:.3f}", against, style=style
+        )
+    table.caption = f"up to {DEPTH} tokens from each of {probe.places} places"
     return table
 
 

@@ -3,7 +3,7 @@
 from eagle_graphs.errors import EagleError
 from eagle_graphs.manifest import Manifest
 from eagle_graphs.ports import GraphPorts, KVGeometry, Port, draft_ports, target_ports
-from eagle_graphs.profiles import Profile, profile_from_nodes, profiles_from_text
+from eagle_graphs.profiles import Profile, paths_from_json, profile_from_nodes, profiles_from_text, static_profile
 from eagle_graphs.tree import Candidates, Tree, rerank, root_only, tree_from_parents
 
 __all__ = [
@@ -16,10 +16,12 @@ __all__ = [
     "Profile",
     "Tree",
     "draft_ports",
+    "paths_from_json",
     "profile_from_nodes",
     "profiles_from_text",
     "rerank",
     "root_only",
+    "static_profile",
     "target_ports",
     "tree_from_parents",
 ]

@@ -1,4 +1,4 @@
-"""Drafting: the head proposes a tree of tokens (EAGLE-2's dynamic tree over an EAGLE head).
+"""Drafting: the head proposes a tree of tokens, EAGLE-2's dynamic one or a static one whose shape the profile names.
 
 Row i of the draft cache pairs the target's feature of token i with token i + 1. Between two drafts the
 target has committed rows whose true features wait in `observe`'s queue; the next draft first extends
@@ -15,8 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from eagle_graphs import Candidates, Profile, Tree, rerank
+from eagle_graphs import Candidates, Profile, Tree, rerank, tree_from_parents
 from eagle_graphs.manifest import HeadInfo
+from eagle_graphs.static_tree import static_tree
 from eagle_graphs.tree import ROOT, Ids, Mask, best_indices
 from eagle_runtime.engines import Call, Graph
 from eagle_runtime.kv_pool import KVSlot
@@ -85,10 +86,12 @@ class Drafter:
         clock.lap("tree")
         extension = self._extend(tokens, waiting)
         clock.lap("draft")
-        if proposal is None:
-            tree = rerank(self._grow(extension, profile, clock), tokens[-1], profile.nodes)
-        else:
+        if proposal is not None:
             tree = self._grow_sampled(extension, tokens, profile, proposal, clock)
+        elif profile.paths:
+            tree = self._grow_static(extension, tokens[-1], profile, clock)
+        else:
+            tree = rerank(self._grow(extension, profile, clock), tokens[-1], profile.nodes)
         clock.lap("tree")
         return tree
 
@@ -118,7 +121,7 @@ class Drafter:
 
     def _grow(self, extension: Call, profile: Profile, clock: PhaseClock) -> Candidates:
         """All candidates of a tree `profile.depth` levels deep: the K best of each level are expanded."""
-        width, start = profile.top_k, self._slot.reserve(profile.top_k * (profile.depth - 1))
+        width, start = profile.top_k, self._slot.reserve(profile.draft_rows)
         outputs = extension.outputs
         level_tokens = outputs["topk_ids"][0, :width].copy()
         level_values = outputs["topk_logprobs"][0, :width].copy()
@@ -159,6 +162,25 @@ class Drafter:
         tree = grow_sampled(tokens[-1], extension, profile, proposal, position=len(tokens), expand=expand)
         self._slot.rollback()
         return tree
+
+    def _grow_static(self, extension: Call, root: int, profile: Profile, clock: PhaseClock) -> Tree:
+        """The tree below `root` whose nodes the profile names by their ranks."""
+        shape, start = static_tree(profile.paths), self._slot.reserve(profile.draft_rows)
+        tokens, values = np.zeros(profile.nodes, np.int64), np.zeros(profile.nodes, np.float32)
+        hidden = np.zeros((profile.nodes, self._head.hidden_size), np.float32)
+        tokens[0] = root
+        for depth, level in enumerate(shape.levels):
+            call = extension
+            if depth > 0:
+                rows = level.expanded
+                call = self._expand(start, tokens[rows], hidden[rows], level.mask, depth, clock)
+            outputs = call.outputs
+            tokens[level.children] = outputs["topk_ids"][level.parents, level.ranks]
+            logprobs = outputs["topk_logprobs"][level.parents, level.ranks]
+            values[level.children] = values[level.expanded[level.parents]] + logprobs
+            hidden[level.children] = outputs["hidden_out"][level.parents]
+        self._slot.rollback()
+        return tree_from_parents(tokens, shape.parents, values)
 
     def _expand(
         self, start: int, tokens: Ids, hidden: npt.NDArray[Any], mask: Mask, level: int, clock: PhaseClock

@@ -18,7 +18,9 @@ PATIENCE_S = 120
 def start(target: Path, head: Path, out: Path) -> subprocess.Popen[str]:
     """An export that has loaded its models and is now tracing."""
     command = [sys.executable, "-m", "eagle_exporter.cli", "--model", str(target), "--draft", str(head)]
-    return subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [*command, "--accept-probe", "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def wait_for_first_step(export: subprocess.Popen[str]) -> None:

@@ -61,9 +61,9 @@ def test_a_head_as_it_is_published(tiny_head: Path) -> None:
     assert (spec.attention_heads, spec.kv_heads, spec.head_dim) == (4, 2, 16)
     assert (spec.activation, spec.norm_eps, spec.max_positions) == ("silu", 1e-5, 512)
     assert spec.rope_parameters == {"rope_theta": 10000.0, "rope_type": "default"}
-    assert head.tensors.keys() == {name.removeprefix("midlayer.") for name in tensors} - {"d2t", "t2d"}
+    assert head.tensors.keys() == {name.replace("midlayer.", "layers.0.") for name in tensors} - {"d2t", "t2d"}
     assert all(tensor.dtype == torch.float32 for tensor in head.tensors.values())
-    assert torch.equal(head.tensors["self_attn.q_proj.weight"], tensors["midlayer.self_attn.q_proj.weight"])
+    assert torch.equal(head.tensors["layers.0.self_attn.q_proj.weight"], tensors["midlayer.self_attn.q_proj.weight"])
 
 
 def test_d2t_holds_offsets(tiny_head: Path) -> None:
@@ -178,19 +178,26 @@ def test_sizes_that_follow_from_others(directory: Path) -> None:
         ({"head_dim": 32}, r"q_proj.weight has shape \[64, 128\]|\w+_proj.weight has shape"),
         ({"draft_vocab_size": 95}, r"d2t has shape \[96\]; expected \[95\]"),
         ({"draft_vocab_size": ...}, r"d2t has shape \[96\]; expected \[320\]"),
+        ({"head_dim": 12}, "its attention heads are 12 wide; ONNX Runtime takes multiples of 8"),
+        ({"use_sliding_window": True}, "it attends through a sliding window"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantized heads cannot be exported"),
+        ({"fc_injection": "staged"}, "the flag fc_injection, which this version does not know"),
+        ({"partial_rotary_factor": 0.5}, "rotates a part of each head only"),
+        ({"rope_scaling": {"rope_type": "default", "mrope_section": [2, 3, 3]}}, "positions of images"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic'; this version knows default"),
         ({"hidden_act": "swoosh"}, "hidden_act 'swoosh', which transformers does not know"),
         ({"hidden_act": 3}, "hidden_act 3, which"),
         ({"rms_norm_eps": "small"}, "rms_norm_eps 'small'; expected a positive number"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps -1.0"),
         ({"rope_theta": "1e4"}, "rope_theta '1e4'"),
         ({"rope_scaling": "linear"}, "rope_scaling 'linear'; expected an object"),
-        ({"rope_scaling": {"type": "spiral"}}, "rope_type 'spiral', which"),
+        ({"rope_scaling": {"type": "spiral"}}, "rope_type 'spiral'; this version knows"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "incomplete rope_scaling: Missing required keys"),
-        ({"eagle_feature_layers": 2}, "hidden states 2; expected three of 0 to 6"),
-        ({"eagle_feature_layers": [2, 3]}, r"hidden states \[2, 3\]"),
+        ({"eagle_feature_layers": 2}, "eagle_feature_layers 2; expected a list of layer numbers"),
+        ({"eagle_feature_layers": [2, 3]}, r"fc.weight has shape \[64, 192\]; expected \[64, 128\]"),
         ({"eagle_feature_layers": [2, 3, 7]}, r"hidden states \[2, 3, 7\]"),
-        ({"eagle_feature_layers": [2, 3, "3"]}, r"hidden states \[2, 3, '3'\]"),
-        ({"eagle_feature_layers": [2, 3, True]}, r"hidden states \[2, 3, True\]"),
+        ({"eagle_feature_layers": [2, 3, "3"]}, r"eagle_feature_layers \[2, 3, '3'\]; expected a list"),
+        ({"eagle_feature_layers": [2, 3, True]}, r"eagle_feature_layers \[2, 3, True\]"),
     ],
     ids=str,
 )
@@ -211,7 +218,10 @@ def _shift(tensors: Tensors, amount: int) -> None:
         (lambda t: t.pop("midlayer.hidden_norm.weight"), "no midlayer.hidden_norm.weight"),
         (lambda t: t.update({"fc.bias": torch.ones(64)}), "unknown fc.bias"),
         (lambda t: t.update({"fc_norm.0.weight": torch.ones(64)}), "unknown fc_norm.0.weight"),
-        (lambda t: t.update({"midlayer.self_attn.q_norm.weight": torch.ones(16)}), "unknown .*q_norm.weight"),
+        (
+            lambda t: t.update({"midlayer.self_attn.q_norm.weight": torch.ones(16)}),
+            "no midlayer.self_attn.k_norm.weight",
+        ),
         (lambda t: t.update({"embed_tokens.weight": torch.ones(9, 64)}), r"embed_tokens.weight has shape \[9, 64\]"),
         (lambda t: t["fc.weight"].view(-1)[5:6].fill_(torch.inf), "fc.weight holds NaN or infinite values"),
         (lambda t: t.pop("d2t"), "no d2t, which says what its 96 draft tokens are among the target's 320"),
@@ -219,7 +229,7 @@ def _shift(tensors: Tensors, amount: int) -> None:
         (lambda t: _shift(t, -1), "d2t leads to ids -1 to 94"),
         (lambda t: t["d2t"].copy_(-torch.arange(96)), "d2t leads to ids 0 to 0, 1 of 96 distinct"),
         (lambda t: t["t2d"].logical_not_(), r"t2d \(shape \[320\]\) and d2t name different tokens"),
-        (lambda t: t.clear(), "is no EAGLE-3 head"),
+        (lambda t: t.clear(), "is no EAGLE head of a known layout"),
     ],
     ids=[
         *("no norm", "no hidden_norm", "bias", "fc_norm", "q_norm", "embeddings", "infinite", "no d2t", "d2t too high"),
@@ -238,7 +248,7 @@ def test_tensors_that_do_not_fit(directory: Path, edit: Callable[[Tensors], obje
         ({"hidden_size": 32}, r"fc.weight has shape \[64, 192\]; expected \[64, 96\]"),
         ({"vocab_size": 1000}, r"t2d \(shape \[320\]\) and d2t name different tokens of 1000"),
         ({"vocab_size": 100}, "the target has 100 tokens: is it the head of another model"),
-        ({"num_hidden_layers": 2}, r"hidden states \[2, 1, -1\]; expected three of 0 to 2"),
+        ({"num_hidden_layers": 2}, r"hidden states \[2, 1, -1\]; expected indices of 0 to 2"),
     ],
     ids=str,
 )
@@ -254,19 +264,63 @@ def test_files_that_are_not_safetensors(directory: Path) -> None:
     (directory / WEIGHTS).write_bytes(b"\x08\0\0\0\0\0\0\0notjson!")
     with pytest.raises(EagleError, match=f"{WEIGHTS} cannot be read .*: download it again"):
         load(directory)
-    (directory / WEIGHTS).rename(directory / "pytorch_model.bin")
-    with pytest.raises(EagleError, match=r"has no .safetensors file \(there is a .bin file: convert it"):
-        load(directory)
-    (directory / "pytorch_model.bin").unlink()
-    with pytest.raises(EagleError, match=r"has no .safetensors file$"):
+    (directory / WEIGHTS).unlink()
+    with pytest.raises(EagleError, match=r"has no .safetensors file, nor a .bin file$"):
         load(directory)
 
 
-def test_the_layout_of_another_kind_is_named(directory: Path) -> None:
+def test_the_layout_of_another_kind_is_told_by_all_its_signs(directory: Path) -> None:
     def rename(tensors: Tensors) -> None:
         for name in [name for name in tensors if name.startswith("midlayer.")]:
             tensors[name.replace("midlayer.", "layers.0.")] = tensors.pop(name)
 
     edit_tensors(directory, rename)
-    with pytest.raises(EagleError, match=r"EAGLE-1/2, speculators or ModelOpt head .* it loads EAGLE-3 heads"):
+    assert load(directory).spec.layout == "modelopt"
+    edit_tensors(directory, lambda tensors: tensors.pop("norm.weight"))
+    with pytest.raises(EagleError, match=r"not those of an EAGLE-3 head: no norm.weight"):
         load(directory)
+
+
+class Gadget:
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (Path("/tmp/eagle-aot-was-here"),))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"fc.weight": Gadget()}, "is damaged, or holds more than tensors, which is not loaded"),
+        ({"fc.weight": 3}, "holds something other than named tensors"),
+        ([torch.ones(2)], "holds something other than named tensors"),
+        (None, "is damaged, or holds more than tensors"),
+    ],
+    ids=["code", "number", "list", "garbage"],
+)
+def test_a_bin_file_that_holds_more_than_tensors(directory: Path, content: object, words: str) -> None:
+    (directory / WEIGHTS).unlink()
+    if content is None:
+        (directory / "pytorch_model.bin").write_bytes(b"\x80\x02garbage")
+    else:
+        torch.save(content, directory / "pytorch_model.bin")
+    with pytest.raises(EagleError, match=words):
+        load(directory)
+    assert not Path("/tmp/eagle-aot-was-here").exists()
+
+
+def test_a_shard_that_is_missing(directory: Path) -> None:
+    index = {"weight_map": {"fc.weight": "model-00001-of-00002.safetensors"}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(EagleError, match=r"names model-00001-of-00002.safetensors, which is missing"):
+        load(directory)
+    (directory / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(EagleError, match="is not an index of weights"):
+        load(directory)
+
+
+def test_all_reasons_are_given_at_once(directory: Path) -> None:
+    edit_config(directory, hidden_act="swoosh")
+    edit_tensors(directory, lambda t: (t.pop("d2t"), t.pop("lm_head.weight"), t["fc.weight"].fill_(torch.nan)))
+    with pytest.raises(EagleError) as raised:
+        load(directory, num_hidden_layers=1)
+    for words in ("swoosh", "no d2t", "no lm_head.weight", "fc.weight holds NaN", "hidden states [2, 0, -2]"):
+        assert words in str(raised.value)

@@ -39,7 +39,12 @@ def test_the_report_and_the_manifest_tell_what_was_done(tiny_bundle: Path) -> No
         == manifest.default_profile
         == fastest_profile({name: {"stats": stats} for name, stats in report["measured"].items()})
     )
-    assert list(report["steps"])[:3] == ["load and check", "trace target with feature taps", "trace head"]
+    assert list(report["steps"])[:3] == [
+        "load and check",
+        "probe the head's conventions",
+        "trace target with feature taps",
+    ]
+    assert "drafts almost nothing" in report["probe"]["problem"]
     assert {"torch", "transformers", "onnxruntime"} <= set(report["versions"])
     assert report["peak_memory_bytes"] > 10**8
 
@@ -62,6 +67,7 @@ def test_a_lowering_that_is_wrong_stops_the_export(
         out=tmp_path / "bundle",
         capacity=None,
         prefill_chunk=None,
+        accept_probe=True,
     )
     with pytest.raises(EagleError, match="the compiled target graph is not torch's"):
         pipeline.export(options, Steps(Console(quiet=True)))

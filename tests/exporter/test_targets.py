@@ -103,6 +103,7 @@ def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         out=directory / "bundle",
         capacity=160,
         prefill_chunk=16,
+        accept_probe=True,
     )
     started = time.perf_counter()
     with pytest.MonkeyPatch.context() as patch:

@@ -111,7 +111,7 @@ def test_the_json_is_one_for_people_and_other_tools() -> None:
     assert data["schema"] == SCHEMA
     assert data["head"]["taps"] == [2, 15, 27]
     assert data["head"]["source"]["revision"] is None
-    assert data["profiles"][1] == {"nodes": 8, "top_k": 4, "depth": 3}
+    assert data["profiles"][1] == {"nodes": 8, "top_k": 4, "depth": 3, "paths": []}
 
 
 def test_a_whole_number_will_do_for_a_float() -> None:
