@@ -1,6 +1,6 @@
 # make demo     sets up, exports SmolLM2-135M-Instruct with its EAGLE-3 head, runs it beside plain decoding
 # make test     sets up and runs every test
-# make lossless the long proof: 24 prompts, 128 tokens, every profile, against plain decoding and torch
+# make lossless the long proof: 24 prompts, 128 tokens, every profile, greedy and sampled, against plain decoding and torch
 # make bench    EAGLE against plain decoding over tools/prompts.jsonl
 # make check    ruff, mypy and the import directions
 #

@@ -8,10 +8,11 @@ with Session.open("bundle/") as session:
 """
 
 from eagle_graphs import EagleError
+from eagle_runtime.answer import Generation
 from eagle_runtime.logprobs import TokenLogprobs
 from eagle_runtime.processors import Processor
 from eagle_runtime.sampling import Sampling
-from eagle_runtime.session import Generation, Session, SessionBusyError
+from eagle_runtime.session import Session, SessionBusyError
 from eagle_runtime.stats import Stats
 
 __all__ = [

@@ -11,8 +11,9 @@ from types import FrameType
 from rich.console import Console
 
 from eagle_graphs import EagleError
+from eagle_runtime.answer import StreamOptions
 from eagle_runtime.generate import Round
-from eagle_runtime.session import Session, StreamOptions
+from eagle_runtime.session import Session
 from eagle_runtime.show_tree import draw_round
 
 BANNER = "Type a message; /new starts over, /exit or Ctrl-D ends, Ctrl-C stops an answer."

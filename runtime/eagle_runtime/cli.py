@@ -14,10 +14,11 @@ import typer
 from rich.console import Console
 
 from eagle_graphs import EagleError
+from eagle_runtime.answer import Generation, StreamOptions
 from eagle_runtime.chat import messages_from_json
 from eagle_runtime.chat_loop import RoundPrinter, chat, ctrl_c_cancels
 from eagle_runtime.compare import Comparison, plain_beside, warm_up
-from eagle_runtime.session import AUTO, PLAIN, Generation, Session, StreamOptions
+from eagle_runtime.session import AUTO, PLAIN, Session
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _INTERRUPTED = 130

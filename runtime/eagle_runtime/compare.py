@@ -9,9 +9,10 @@ from typing import Unpack
 import numpy as np
 import numpy.typing as npt
 
+from eagle_runtime.answer import Generation, StreamOptions
 from eagle_runtime.sampler import Sampler
 from eagle_runtime.sampling import Sampling
-from eagle_runtime.session import PLAIN, Generation, Session, StreamOptions
+from eagle_runtime.session import PLAIN, Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

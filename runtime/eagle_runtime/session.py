@@ -7,7 +7,6 @@ import operator
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
@@ -18,13 +17,13 @@ from tokenizers import Tokenizer
 
 from eagle_graphs import EagleError, Profile, draft_ports, target_ports
 from eagle_runtime.accept import Accepting, Greedy
+from eagle_runtime.answer import Generation, StreamOptions
 from eagle_runtime.bundle import Bundle, open_bundle
 from eagle_runtime.chat import ChatTemplate, check_messages
 from eagle_runtime.draft import Drafter
 from eagle_runtime.engines.onnxruntime import OnnxRuntimeGraph
-from eagle_runtime.generate import FinishReason, Progress, Request, Round, SlotState, generate
+from eagle_runtime.generate import Progress, Request, Round, SlotState, generate
 from eagle_runtime.kv_pool import KVPool
-from eagle_runtime.logprobs import TokenLogprobs
 from eagle_runtime.processors import Processor
 from eagle_runtime.sampler import Sampler
 from eagle_runtime.sampling import Sampling, SamplingOptions
@@ -40,36 +39,6 @@ _CLOSED = "the session is closed: open another"
 
 class SessionBusyError(EagleError):
     """The session is answering already; it answers one request at a time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """A finished answer."""
-
-    text: str
-    token_ids: list[int]
-    """New tokens; the last one is what ended the answer (EOS, or the end of a stop string), if something did."""
-    finish_reason: FinishReason
-    """stop: an end-of-sequence token or a stop string; length: max_new_tokens or the cache's end; cancelled."""
-    stats: Stats
-    sampling: Sampling
-    """The options, and the seed of the draws: both together give the same answer again."""
-    logprobs: list[TokenLogprobs] | None = None
-    """Of each new token, where they were asked for."""
-
-
-class StreamOptions(SamplingOptions, total=False):
-    """The keyword arguments of `Session.stream`."""
-
-    messages: Sequence[Mapping[str, str]] | None
-    token_ids: Sequence[int] | None
-    max_new_tokens: int
-    stop_strings: Sequence[str]
-    ignore_eos: bool
-    profile: str | None
-    on_round: Callable[[Round], None] | None
-    logprobs: int | None
-    processors: Sequence[Processor]
 
 
 class Session:
@@ -173,6 +142,10 @@ class Session:
         if chosen is not None and self._state.drafter is None:
             raise EagleError(
                 'the session was opened with profile "plain", without the draft head: open it with another'
+            )
+        if chosen is not None and chosen.paths and options.proposal is not None:
+            raise EagleError(
+                'verify_mode is "sampled" but the profile\'s tree is static: use deterministic, or another profile'
             )
         eos = frozenset(() if ignore_eos else manifest.target.eos_token_ids)
         capacity = manifest.limits.capacity

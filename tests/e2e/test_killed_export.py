@@ -19,7 +19,11 @@ def start(target: Path, head: Path, out: Path) -> subprocess.Popen[str]:
     """An export that has loaded its models and is now tracing."""
     command = [sys.executable, "-m", "eagle_exporter.cli", "--model", str(target), "--draft", str(head)]
     return subprocess.Popen(
-        [*command, "--accept-probe", "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--accept-probe", "--out", str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background run of the tests ignores it
     )
 
 

@@ -384,7 +384,7 @@ def test_what_cannot_be_run(tiny_bundle: Path, options: list[str], words: str) -
 
 @pytest.mark.parametrize(
     "options",
-    [("--threads", "all"), ("--max-new-tokens", "1.5"), ("--temperature", "1")],
+    [("--threads", "all"), ("--max-new-tokens", "1.5"), ("--creativity", "1")],
     ids=" ".join,
 )
 def test_what_the_parser_of_eagle_run_refuses(tiny_bundle: Path, options: tuple[str, ...]) -> None:
