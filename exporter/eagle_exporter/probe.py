@@ -114,7 +114,8 @@ class Probe:
 
     def problem(self) -> str | None:
         """What is wrong with the stated convention, and what to do; None where nothing is."""
-        better = [other for other in self.conventions[1:] if other.clearly_beats(self.stated)]
+        neighbours = [other for other in self.conventions[1:] if other.length >= ABOUT_ONE]
+        better = [other for other in neighbours if other.clearly_beats(self.stated)]
         if better:
             best = max(better, key=lambda convention: convention.length)
             return (

@@ -180,6 +180,8 @@ def test_sizes_that_follow_from_others(directory: Path) -> None:
         ({"draft_vocab_size": ...}, r"d2t has shape \[96\]; expected \[320\]"),
         ({"head_dim": 12}, "its attention heads are 12 wide; ONNX Runtime takes multiples of 8"),
         ({"use_sliding_window": True}, "it attends through a sliding window"),
+        ({"sliding_window": 64}, "it attends through a sliding window"),
+        ({"attention_bias": True}, "its config says attention_bias, and it brings no biases"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantized heads cannot be exported"),
         ({"fc_injection": "staged"}, "the flag fc_injection, which this version does not know"),
         ({"partial_rotary_factor": 0.5}, "rotates a part of each head only"),

@@ -14,7 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM
 
 from eagle_calibration.prompts import load_prompts
 from eagle_exporter import probe as probing
@@ -233,7 +233,7 @@ def test_without_an_answer_long_enough_nothing_is_said(pair: Pair) -> None:
 
 
 @pytest.mark.real_model
-def test_the_demo_s_head(demo_target: PreTrainedModel) -> None:
+def test_the_demo_s_head() -> None:
     target = load_target(find_checkpoint(str(demo_model()), what="target"))
     pair = Pair(model=demo_model(), target=target, answers=answers_of(target), head=DEMO_HEAD)
     right = pair.probe()

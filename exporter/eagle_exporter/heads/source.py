@@ -37,8 +37,10 @@ class Source:
             self.problems.append(f"its {heads} attention heads do not share {kv_heads} key heads")
         if head_dim % 8:
             self.problems.append(f"its attention heads are {head_dim} wide; ONNX Runtime takes multiples of 8")
-        if body.flag("use_sliding_window"):
+        if body.flag("use_sliding_window", default="sliding_window" in body):
             self.problems.append("it attends through a sliding window, which draft graphs do not express")
+        if body.flag("attention_bias") and not any(name.endswith("self_attn.q_proj.bias") for name in self.tensors):
+            self.problems.append("its config says attention_bias, and it brings no biases of queries, keys and values")
         return {
             "hidden_size": hidden,
             "intermediate_size": body.size("intermediate_size"),
