@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from eagle_graphs import Tree, tree_from_parents
+from eagle_graphs import Tree, profile_from_nodes, tree_from_parents
 from eagle_runtime.accept import accept_child
+from eagle_runtime.sampled_tree import shape_from_profile
 
 Context = tuple[int, ...]
 Rule = Callable[[Any, Any, Sequence[int], Callable[[int, Any], bool]], tuple[int | None, Any]]
@@ -61,6 +62,7 @@ SHAPES: dict[str, list[int]] = {
     "siblings, the second's child": [-1, 0, 0, 2],
     "siblings on two levels": [-1, 0, 0, 1, 1],
     "three siblings": [-1, 0, 0, 0],
+    "profile of 4": shape_from_profile(profile_from_nodes(4)).parents.tolist(),
 }
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from eagle_graphs import EagleError, Tree, tree_from_parents
 from eagle_runtime import Sampling, Session
+from eagle_runtime.compare import first_difference
 from tests.drafters import Scripted, Shape, bush, chain, random_prompt, run, run_plain, state_with, wrong
 
 TOKENS = 32
@@ -117,6 +118,22 @@ def test_a_seed_that_was_made_up_is_told(session: Session) -> None:
     assert first.token_ids != second.token_ids
     again = session.generate(token_ids=prompt, max_new_tokens=12, temperature=1.0, seed=first.sampling.seed)
     assert again.token_ids == first.token_ids
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_a_difference_is_told_by_what_was_drawn_by(session: Session, options: dict[str, Any]) -> None:
+    """The plain token's score is the largest, by how much is the gap that a tie would have to be under."""
+    prompt = random_prompt(20)
+    session.reset()
+    plain = session.generate(token_ids=prompt, profile="plain", max_new_tokens=8, seed=3, **options)
+    for step in (0, 5):
+        other = next(token for token in range(200, 300) if token not in plain.token_ids)
+        eagle = [*plain.token_ids[:step], other, *plain.token_ids[step + 1 :]]
+        difference = first_difference(session, prompt, eagle, plain.token_ids, plain.sampling)
+        assert difference is not None
+        assert (difference.step, difference.eagle, difference.plain) == (step, other, plain.token_ids[step])
+        assert difference.plain_logit > difference.eagle_logit
+    assert first_difference(session, prompt, plain.token_ids, plain.token_ids, plain.sampling) is None
 
 
 def test_a_second_turn_draws_as_a_fresh_session_does(session: Session) -> None:
