@@ -74,7 +74,8 @@ class Report:
     near_ties: list[NearTie]
     """Places where a greedy run parted from torch's at two nearly equal logits."""
     greedy_tokens: int
-    """Tokens compared with torch for each prompt and profile."""
+    """Tokens compared with torch for each of those prompts and each profile."""
+    greedy_prompts: int
     measured: dict[str, Any]
     """Stats of each profile on the exporting machine."""
     default_profile: str
@@ -115,7 +116,7 @@ class Report:
             f"exactness: {exact.kind} (logits of a path differ from plain decoding's by at most "
             f"{exact.max_logit_difference:.2g} over {exact.rows} rows); "
             f"taps {', '.join(map(str, self.taps))}; "
-            f"greedy equals torch on {self.greedy_tokens} tokens of every prompt"
+            f"greedy equals torch on {self.greedy_tokens} tokens of {self.greedy_prompts} prompts"
             + (f" but for {len(self.near_ties)} near-ties" if self.near_ties else ""),
             highlight=False,
         )
