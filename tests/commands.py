@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,9 +65,12 @@ def _run(main: Callable[[], None], name: str, arguments: tuple[object, ...], std
         mock.patch.object(sys, "argv", [name, *map(str, arguments)]),
         mock.patch.object(sys, "stdin", given),
     ):
+        on_sigterm = signal.getsignal(signal.SIGTERM)  # a command puts its own, which is not for the test's process
         try:
             main()
             status = 0
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else 1
+        finally:
+            signal.signal(signal.SIGTERM, on_sigterm)
     return Outcome(status=status, out=out.getvalue(), err=err.getvalue())

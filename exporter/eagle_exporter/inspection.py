@@ -7,11 +7,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoConfig, PretrainedConfig
 
-from eagle_exporter.checkpoint import Checkpoint, find_checkpoint
+from eagle_exporter.checkpoint import find_checkpoint
 from eagle_exporter.heads import HeadSpec, Overrides, Reading, TargetShape, read_head
 from eagle_exporter.survey import check_supported
+from eagle_exporter.target import read_config
 from eagle_graphs import EagleError
 
 REFERENCE_TAPS = "2, n // 2, n - 3 of the target's n layers"
@@ -66,7 +66,7 @@ def inspect_head(draft: str, model: str | None, overrides: Overrides) -> Inspect
     problems: list[str] = []
     shape = None
     if target_checkpoint is not None:
-        config = _target_config(target_checkpoint)
+        config = read_config(target_checkpoint)
         try:
             check_supported(config)
         except EagleError as error:
@@ -81,15 +81,6 @@ def inspect_head(draft: str, model: str | None, overrides: Overrides) -> Inspect
         notes=reading.spec.notes if reading.spec is not None else (),
         problems=(*problems, *reading.problems),
     )
-
-
-def _target_config(checkpoint: Checkpoint) -> PretrainedConfig:
-    extra: dict[str, Any] = {"gguf_file": checkpoint.gguf_file} if checkpoint.gguf_file else {}
-    try:
-        return AutoConfig.from_pretrained(checkpoint.directory, **extra)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise EagleError(f"target: transformers cannot read the config of {checkpoint.name}: {reason}") from None
 
 
 def _findings(spec: HeadSpec, reading: Reading, target: TargetShape | None) -> dict[str, str]:

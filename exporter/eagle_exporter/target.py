@@ -34,32 +34,28 @@ class Target:
         return cast(PretrainedConfig, self.model.config)
 
 
+def read_config(checkpoint: Checkpoint) -> PretrainedConfig:
+    """The target's config; no code of the checkpoint is run. Raises EagleError where transformers cannot read it."""
+    with _one_line_for_the_user(checkpoint):
+        config: PretrainedConfig = AutoConfig.from_pretrained(checkpoint.directory, **_where(checkpoint))
+    return config
+
+
 def load_target(checkpoint: Checkpoint) -> Target:
     """Loads the model in float32 with TreeAttention. Raises EagleError on what cannot be exported."""
-    extra: dict[str, Any] = {"trust_remote_code": False}
-    weights: dict[str, Any] = {"use_safetensors": True}  # nothing is unpickled
-    if checkpoint.gguf_file:
-        extra["gguf_file"], weights = checkpoint.gguf_file, {}
-    try:
-        config = AutoConfig.from_pretrained(checkpoint.directory, **extra)
-        kv = check_supported(config)
+    kv = check_supported(read_config(checkpoint))
+    safe: dict[str, Any] = {} if checkpoint.gguf_file else {"use_safetensors": True}  # nothing is unpickled
+    with _one_line_for_the_user(checkpoint):
         model, loading = AutoModelForCausalLM.from_pretrained(
             checkpoint.directory,
             dtype=torch.float32,
             attn_implementation=attention.IMPLEMENTATION,
             experts_implementation=experts.IMPLEMENTATION,
             output_loading_info=True,
-            **extra,
-            **weights,
+            **_where(checkpoint),
+            **safe,
         )
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint.directory, **extra)
-    except EagleError:
-        raise
-    except Exception as error:  # whatever the libraries below raise on a file that is damaged or unknown to them
-        reason = next(iter(str(error).strip().splitlines()), "no message")
-        raise EagleError(
-            f"target: transformers cannot load {checkpoint.name}: {reason} ({type(error).__name__})"
-        ) from None
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint.directory, **_where(checkpoint))
     check_complete(loading)
     model.eval().requires_grad_(False)
     check_finite(model, what="target")
@@ -74,6 +70,24 @@ def settle(model: PreTrainedModel, *, capacity: int) -> tuple[str, ...]:
     if count := experts.dense_experts(model):
         notes.append(f"experts: dense, every row runs through all {count} of a layer and the router's weights choose")
     return tuple(note for note in notes if note)
+
+
+def _where(checkpoint: Checkpoint) -> dict[str, Any]:
+    return {"trust_remote_code": False, **({"gguf_file": checkpoint.gguf_file} if checkpoint.gguf_file else {})}
+
+
+@contextmanager
+def _one_line_for_the_user(checkpoint: Checkpoint) -> Iterator[None]:
+    """Turns whatever the libraries raise on a file that is damaged or unknown to them into an EagleError."""
+    try:
+        yield
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), "no message")
+        if "trust_remote_code" in str(error):
+            reason = "it brings code of its own, which an export does not run; use a model type that transformers knows"
+        raise EagleError(
+            f"target: transformers cannot load {checkpoint.name}: {reason} ({type(error).__name__})"
+        ) from None
 
 
 def check_complete(loading: Mapping[str, Any]) -> None:

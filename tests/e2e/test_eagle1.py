@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from eagle_graphs import Tree
+from eagle_graphs import EagleError, Tree
 from eagle_graphs.manifest import manifest_from_json
 from eagle_graphs.profiles import STATIC_PATHS
 from eagle_runtime import Session
@@ -163,3 +163,14 @@ def _tensors(directory: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     return load_file(directory / "model.safetensors")
+
+
+def test_a_static_tree_is_not_sampled(bundles: Bundles) -> None:
+    with Session.open(bundles.static, profile="26", threads=1) as session:
+        with pytest.raises(EagleError, match="the profile's tree is static"):
+            session.stream(token_ids=[2, 3], temperature=1.0, verify_mode="sampled")
+        tree = session.generate(token_ids=[2, 3], temperature=1.0, seed=1, max_new_tokens=8, ignore_eos=True)
+        plain = session.generate(
+            token_ids=[2, 3], temperature=1.0, seed=1, max_new_tokens=8, ignore_eos=True, profile="plain"
+        )
+    assert tree.token_ids == plain.token_ids

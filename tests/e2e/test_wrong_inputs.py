@@ -233,6 +233,11 @@ def _as_bin(directory: Path) -> None:
         pytest.param(lambda d: spoil(d / "tokenizer.json", b"{"), "cannot load", id="broken tokenizer"),
         pytest.param(lambda d: edit_config(d, model_type="nonesuch"), "`nonesuch`", id="unknown model"),
         pytest.param(
+            lambda d: edit_config(d, model_type="own", auto_map={"AutoConfig": "code.Config"}),
+            "code of its own, which an export does not run",
+            id="code of its own",
+        ),
+        pytest.param(
             lambda d: edit_tensors(d, lambda t: t["model.norm.weight"].fill_(torch.nan)),
             "model.norm.weight holds NaN",
             id="NaN",
@@ -257,6 +262,17 @@ def test_a_target_that_is_damaged(
     edit(target)
     sizes = ["--capacity", 9999]  # would stop what is accepted, before it is traced
     assert_refused(export(target, tiny_head, out, *sizes), "error: target: ", words)
+
+
+@pytest.mark.parametrize(
+    "config", [{"model_type": "own", "auto_map": {"AutoConfig": "code.Config"}}, {"hidden_size": "64"}]
+)
+def test_an_inspection_refuses_a_config_as_an_export_does(
+    target: Path, tiny_head: Path, config: dict[str, Any]
+) -> None:
+    edit_config(target, **config)
+    outcome = eagle_export("--inspect", "--model", target, "--draft", tiny_head)
+    assert_refused(outcome, "error: target: transformers cannot load")
 
 
 @pytest.mark.parametrize(

@@ -158,11 +158,12 @@ def test_the_law_of_a_sampled_tree_is_the_target_s(world: World, shape: str) -> 
     assert nonzero(law) == nonzero(world.joint)
 
 
-@pytest.mark.parametrize("world", WORLDS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("world", "shape"),
+    [(w, name) for w in WORLDS for name, parents in SHAPES.items() if most_children(parents) <= w.vocab],
+    ids=str,
+)
 def test_the_law_of_a_deterministic_tree_is_the_target_s(world: World, shape: str) -> None:
-    if most_children(SHAPES[shape]) > world.vocab:
-        pytest.skip("siblings must differ")
     law = answer_law(world, lambda context, chances: deterministic_round(world, SHAPES[shape], context, chances))
     assert nonzero(law) == nonzero(world.joint)
 
