@@ -132,7 +132,7 @@ def bench(
                 console.print(f"prompt {number}: {difference}")
             for tally in (overall, categories.setdefault(category, Tally())):
                 tally.add(eagle.stats, plain.stats, identical=identical)
-        exactness = session.bundle.manifest.exactness.kind
+        exactness = session.engine.exactness.kind
     result = {
         "profile": profile,
         "exactness": exactness,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,12 +14,19 @@ import torch
 from torch import nn
 
 from eagle_graphs import EagleError, GraphPorts, Tree, tree_from_parents
+from eagle_graphs.native import library_path
+from eagle_graphs.native_ops import KEY_BLOCK
 
 Array = npt.NDArray[Any]
 Feeds = dict[str, Array]
 
 TOLERANCE = 1e-3
 """Largest difference allowed, relative to the largest magnitude of the output in torch (at least 1)."""
+QUANTIZED_TOLERANCE = 0.25
+"""Of a quantized graph: error allowed over all elements, as a root mean square over that of the output in torch.
+
+Rounding to 8 bits moves a 135M model's features by 0.05; a wrong position or mask by about 1.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,12 +43,23 @@ class OutputParity:
     """The same over the output's largest magnitude (at least 1)."""
     where: str = ""
     """Case and index of the worst element, and both values."""
+    error: float = 0.0
+    """Sum of squares of all differences."""
+    power: float = 0.0
+    """Sum of squares of the output in torch."""
+
+    @property
+    def rms(self) -> float:
+        """Root mean square of the differences over that of the output in torch."""
+        return math.sqrt(self.error / self.power) if self.power else math.inf if self.error else 0.0
 
     def add(self, case: str, found: Array, expected: Array) -> None:
         """Compares one pair of arrays."""
         difference = np.abs(found.astype(np.float64) - expected.astype(np.float64))
         difference = np.where(np.isnan(difference), np.inf, difference)
         self.compared += difference.size
+        self.error += float(np.square(difference).sum())
+        self.power += float(np.square(expected.astype(np.float64)).sum())
         scale = max(1.0, float(np.abs(expected.astype(np.float64)).max(initial=0)))
         index = np.unravel_index(int(difference.argmax()), difference.shape)
         if difference[index] > self.worst or not self.where:
@@ -50,13 +69,13 @@ class OutputParity:
 
     def to_dict(self) -> dict[str, Any]:
         """For the report."""
-        return asdict(self)
+        return asdict(self) | {"rms": self.rms}
 
 
 class GraphUnderTest:
     """One lowered graph in ONNX Runtime and its module in torch, fed alike."""
 
-    def __init__(self, name: str, path: Path, module: nn.Module, ports: GraphPorts) -> None:
+    def __init__(self, name: str, path: Path, module: nn.Module, ports: GraphPorts, *, native: bool = False) -> None:
         import onnxruntime
 
         self.name, self.module, self.ports = name, module, ports
@@ -64,11 +83,14 @@ class GraphUnderTest:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # torch needs the cores in turn
+        if native:
+            options.register_custom_ops_library(str(library_path()))
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def empty_caches(self, rows: int) -> Feeds:
-        """Caches of zeros with `rows` rows, one slot."""
-        sizes = {"B": 1, "C": rows}
+        """Caches of zeros with at least `rows` rows, one slot."""
+        blocks = -(-rows // KEY_BLOCK)
+        sizes = {"B": 1, "C": blocks * KEY_BLOCK, f"C/{KEY_BLOCK}": blocks}
         return {
             port.name: np.zeros([a if isinstance(a, int) else sizes[a] for a in port.axes], np.dtype(port.dtype))
             for port in self.ports.inputs
@@ -82,7 +104,7 @@ class GraphUnderTest:
     def run_torch(self, feeds: Feeds) -> Feeds:
         """The module's outputs by name."""
         with torch.no_grad():
-            outputs = self.module(*(torch.from_numpy(feeds[port.name]) for port in self.ports.inputs))
+            outputs = self.module(*(torch.from_numpy(_by_rows(feeds[port.name])) for port in self.ports.inputs))
         return {port.name: output.numpy() for port, output in zip(self.ports.outputs, outputs, strict=True)}
 
     def compare(self, case: str, feeds: Feeds) -> tuple[Feeds, Feeds]:
@@ -96,13 +118,21 @@ class GraphUnderTest:
             if group == "present":
                 first = int(feeds["kv_length"][0])
                 rows = slice(first, first + feeds["tree_mask"].shape[2])
-                ours, theirs = ours[:, :, rows], theirs[:, :, rows]
+                ours, theirs = _by_rows(ours)[:, :, rows], theirs[:, :, rows]
             elif name == "argmax_ids":
                 ours, theirs = _ids_up_to_ties(ours, theirs, expected["logits"])
             elif name == "topk_ids":
                 ours, theirs = _topk_up_to_ties(found, expected)
             entry.add(case, ours, theirs)
         return found, expected
+
+
+def _by_rows(array: Array) -> Array:
+    """A cache [B, H, C, D], whose keys may be in blocks [B, H, C / b, D, b]; other arrays as they are."""
+    if array.ndim != 5:
+        return array
+    slots, heads, blocks, head_dim, block = array.shape
+    return np.ascontiguousarray(array.swapaxes(3, 4)).reshape(slots, heads, blocks * block, head_dim)
 
 
 def _ids_up_to_ties(found: Array, expected: Array, logits: Array) -> tuple[Array, Array]:
@@ -120,8 +150,16 @@ def _topk_up_to_ties(found: Feeds, expected: Feeds) -> tuple[Array, Array]:
     return np.where(tie & neighbours, expected["topk_ids"], found["topk_ids"]), expected["topk_ids"]
 
 
-def check_tolerance(entries: Sequence[OutputParity]) -> None:
-    """Raises EagleError, naming the worst element, where an output is not torch's."""
+def check_tolerance(entries: Sequence[OutputParity], *, quantized: bool) -> None:
+    """Raises EagleError, naming the worst element, where an output is not torch's, or is further off than rounding."""
+    if quantized:
+        worst = max((e for e in entries if not e.output.endswith("_ids")), key=lambda entry: entry.rms)
+        if not worst.rms <= QUANTIZED_TOLERANCE:
+            raise EagleError(
+                f"the quantized {worst.graph} graph is too far from torch: {worst.output} is off by {worst.rms:.0%} "
+                f"(root mean square; {QUANTIZED_TOLERANCE:.0%} allowed). No bundle was written; export with --precision fp32"
+            )
+        return
     failed = [entry for entry in entries if entry.relative > TOLERANCE]
     if failed:
         worst = max(failed, key=lambda entry: entry.relative)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
-import onnx_ir as ir
 from torch import nn
 
 from eagle_calibration.prompts import load_prompts
 from eagle_exporter import proof
-from eagle_exporter.bundle import WeightFile, file_entries, staged
+from eagle_exporter.bundle import file_entries, staged
+from eagle_exporter.calibrate import calibrate, summary, write_plans
 from eagle_exporter.checkpoint import Checkpoint, find_checkpoint
 from eagle_exporter.eagle1 import Eagle1Head
 from eagle_exporter.eagle3 import Eagle3Head
+from eagle_exporter.engines import choose_kernels, write_engines
 from eagle_exporter.heads import Head, Overrides, TargetShape, load_head
+from eagle_exporter.parity import OutputParity
 from eagle_exporter.probe import read_answers, run_probe
 from eagle_exporter.report import Report, Steps, versions
 from eagle_exporter.target import Target, TargetGraph, load_target, settle
@@ -24,13 +27,13 @@ from eagle_exporter.tokenizer import prompt_tokens, save_tokenizer
 from eagle_exporter.trace import trace
 from eagle_exporter.validate import compare_draft, compare_target
 from eagle_graphs import EagleError, GraphPorts, KVGeometry, Manifest, Profile, draft_ports, target_ports
-from eagle_graphs.lowering import lower_for_onnxruntime_cpu
-from eagle_graphs.manifest import FILE_NAME, Engine, HeadInfo, Limits, TargetInfo
+from eagle_graphs.manifest import FILE_NAME, Engine, Exactness, HeadInfo, Limits, TargetInfo
+from eagle_graphs.native_ops import KEY_BLOCK
 
 CHECKED_TOKENS = 32
 """New tokens of a prompt that are compared with torch's and timed, for each profile."""
 REPORT = "export-report.json"
-_BACKEND_DIRECTORY = "onnxruntime-cpu-fp32"
+CALIBRATION = "calibration.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,10 @@ class ExportOptions:
     """Conventions of the head that the user states."""
     accept_probe: bool = False
     """Export even where the probe speaks against the head."""
+    precision: str = "fp32"
+    """Of weights and arithmetic: fp32 or int8."""
+    kernels: str = "auto"
+    """Of attention and quantized products: native, stock, or auto for all that can be had."""
 
     def limits(self, max_positions: int) -> Limits:
         """The bundle's sizes for a model of so many positions."""
@@ -59,7 +66,8 @@ class ExportOptions:
         if not 1 <= chunk <= capacity:
             raise EagleError(f"--prefill-chunk is {chunk}; expected 1 to the capacity, {capacity}")
         passes = [chunk, *(max(p.nodes, p.draft_rows) for p in self.profiles)]
-        return Limits(capacity=capacity, prefill_chunk=chunk, buffer_rows=capacity + max(passes))
+        blocks = -(-(capacity + max(passes)) // KEY_BLOCK)
+        return Limits(capacity=capacity, prefill_chunk=chunk, buffer_rows=blocks * KEY_BLOCK)
 
 
 def export(options: ExportOptions, steps: Steps) -> Report:
@@ -72,42 +80,34 @@ def export(options: ExportOptions, steps: Steps) -> Report:
             graphs = _Graphs.of(target, head, top_k=max(profile.top_k for profile in options.profiles))
             limits = options.limits(int(target.config.max_position_embeddings))
             notes = settle(target.model, capacity=limits.capacity)
+            kernels = choose_kernels(options.kernels, options.precision)
             tokenizer = save_tokenizer(target.tokenizer, directory)
             prompts = prompt_tokens(target.tokenizer, load_prompts(), longest=limits.capacity - CHECKED_TOKENS)
         steps.say(notes)
         with steps("probe the head's conventions"):
             answers = read_answers(target, prompts)
             probe = run_probe(graphs.head, head.spec, TargetShape.of(target.config), answers)
-            del answers
         steps.check_probe(probe, accept=options.accept_probe)
         with steps("trace target with feature taps"):
-            target_graph = trace(graphs.target, graphs.target_ports)
+            neutral = {"target": trace(graphs.target, graphs.target_ports())}
         with steps("trace head"):
-            draft_graph = trace(graphs.head, graphs.draft_ports)
-        with steps("lower for ONNX Runtime on the CPU"):
-            lower_for_onnxruntime_cpu(target_graph)
-            lower_for_onnxruntime_cpu(draft_graph)
-        with steps("write graphs and weights"):
-            engine = _write_engine(directory, target_graph, draft_graph)
-            del target_graph, draft_graph
-        with steps("compare the target graph with torch"):
-            parity, exactness, features = compare_target(
-                directory / engine.target,
-                graphs.target,
-                graphs.target_ports,
-                prompts,
-                vocab_size=int(target.config.vocab_size),
-            )
-        with steps("compare the draft graph with torch"):
-            parity += compare_draft(
-                directory / engine.draft,
-                graphs.head,
-                graphs.draft_ports,
-                prompts,
-                features,
-                position_offset=head.spec.position_offset,
-            )
-        steps.check_parity(parity)
+            neutral["draft"] = trace(graphs.head, graphs.draft_ports())
+        plans = None
+        if options.precision == "int8":
+            with steps("calibrate"):
+                plans = calibrate(neutral, graphs.modules(), head.spec, answers)
+                write_plans(directory / CALIBRATION, plans)
+            steps.say([summary(plans)])
+        del answers
+        with steps("lower for ONNX Runtime on the CPU and write"):
+            engines = write_engines(directory, neutral, kernels, plans, precision=options.precision)
+            del neutral
+        parity = {}
+        for index, engine in enumerate(engines):
+            with steps(f"compare with torch ({engine.kernels} kernels)"):
+                parity[engine.kernels], exactness = _compare(directory, engine, graphs, head, prompts)
+            steps.check_parity(parity[engine.kernels], quantized=plans is not None)
+            engines[index] = replace(engine, exactness=exactness)
 
         def write_manifest(default_profile: str) -> None:
             manifest = Manifest(
@@ -119,28 +119,35 @@ def export(options: ExportOptions, steps: Steps) -> Report:
                 profiles=options.profiles,
                 default_profile=default_profile,
                 limits=limits,
-                exactness=exactness,
-                engines=(engine,),
+                engines=tuple(engines),
             )
             (directory / FILE_NAME).write_text(manifest.to_json(), "utf-8")
 
-        with steps("run the bundle: EAGLE, plain and torch agree"):
-            write_manifest(proof.PLAIN)
-            names = [proof.PLAIN, *(str(profile.nodes) for profile in options.profiles)]
-            proven = prompts[::2]  # half of them, for the export's time
-            runs = proof.run_bundle(directory, proven, names, max_new_tokens=CHECKED_TOKENS)
-            ties = proof.check_greedy(target, proven, runs, exactness, max_new_tokens=CHECKED_TOKENS)
+        write_manifest(proof.PLAIN)
+        names = [proof.PLAIN, *(str(profile.nodes) for profile in options.profiles)]
+        proven = prompts[::2]  # half of them, for the export's time
+        runs, agreement = {}, {}
+        for engine in engines:
+            with steps(f"run the bundle ({engine.kernels} kernels)"):
+                runs[engine.kernels] = proof.run_bundle(
+                    directory, proven, names, kernels=engine.kernels, max_new_tokens=CHECKED_TOKENS
+                )
+                agreement[engine.kernels] = proof.check_greedy(
+                    target, proven, runs[engine.kernels], engine.exactness,
+                    quantized=plans is not None, max_new_tokens=CHECKED_TOKENS,
+                )
         with steps("write the bundle"):
-            default_profile = proof.fastest_profile(runs)
+            measured = runs[engines[0].kernels]
+            default_profile = proof.fastest_profile(measured)
             report = Report(
                 steps=steps.done(),
                 probe=probe,
                 parity=parity,
-                exactness=exactness,
-                near_ties=ties,
+                exactness={engine.kernels: engine.exactness for engine in engines},
+                agreement=agreement,
                 greedy_tokens=CHECKED_TOKENS,
                 greedy_prompts=len(proven),
-                measured={name: run["stats"] for name, run in runs.items()},
+                measured={name: run["stats"] for name, run in measured.items()},
                 default_profile=default_profile,
                 taps=head.spec.taps,
                 head_layout=head.spec.layout,
@@ -157,9 +164,11 @@ def export(options: ExportOptions, steps: Steps) -> Report:
 class _Graphs:
     target: nn.Module
     head: nn.Module
-    target_ports: GraphPorts
-    draft_ports: GraphPorts
+    target_kv: KVGeometry
     draft_kv: KVGeometry
+    vocab_size: int
+    hidden_width: int
+    """Of the features, and of the head."""
     top_k: int
 
     @classmethod
@@ -170,13 +179,26 @@ class _Graphs:
         return cls(
             target=TargetGraph(target.model, spec.taps, module.fuse_features).eval(),
             head=module,
-            target_ports=target_ports(
-                target.kv, vocab_size=int(target.config.vocab_size), feature_width=spec.hidden_size
-            ),
-            draft_ports=draft_ports(kv, hidden_width=spec.hidden_size, top_k=top_k),
+            target_kv=target.kv,
             draft_kv=kv,
+            vocab_size=int(target.config.vocab_size),
+            hidden_width=spec.hidden_size,
             top_k=top_k,
         )
+
+    def target_ports(self, key_block: int = 1) -> GraphPorts:
+        """Ports of the target's graph with keys in blocks of so many rows."""
+        return target_ports(
+            self.target_kv, vocab_size=self.vocab_size, feature_width=self.hidden_width, key_block=key_block
+        )
+
+    def draft_ports(self, key_block: int = 1) -> GraphPorts:
+        """The same of the head's graph."""
+        return draft_ports(self.draft_kv, hidden_width=self.hidden_width, top_k=self.top_k, key_block=key_block)
+
+    def modules(self) -> dict[str, nn.Module]:
+        """The modules by their graphs' names."""
+        return {"target": self.target, "draft": self.head}
 
 
 def head_module(head: Head, target: Target, *, top_k: int) -> Eagle1Head | Eagle3Head:
@@ -186,21 +208,29 @@ def head_module(head: Head, target: Target, *, top_k: int) -> Eagle1Head | Eagle
     return module(head, embedding, cast(nn.Module, target.model.get_output_embeddings()), top_k=top_k)
 
 
-def _write_engine(directory: Path, target: ir.Model, draft: ir.Model) -> Engine:
-    below = directory / _BACKEND_DIRECTORY
-    below.mkdir()
-    weights = WeightFile(below)
-    for name, model in (("target", target), ("draft", draft)):
-        weights.move_out(model)
-        ir.save(model, below / f"{name}.onnx")
-    return Engine(
-        backend="onnxruntime",
-        device="cpu",
-        precision="fp32",
-        slots=1,
-        target=f"{_BACKEND_DIRECTORY}/target.onnx",
-        draft=f"{_BACKEND_DIRECTORY}/draft.onnx",
+def _compare(
+    directory: Path, engine: Engine, graphs: _Graphs, head: Head, prompts: Sequence[Sequence[int]]
+) -> tuple[list[OutputParity], Exactness]:
+    """How far an engine's graphs are from torch, and how exact its trees are."""
+    native = engine.kernels == "native"
+    parity, exactness, features = compare_target(
+        directory / engine.target,
+        graphs.target,
+        graphs.target_ports(engine.key_block),
+        prompts,
+        vocab_size=graphs.vocab_size,
+        native=native,
     )
+    parity += compare_draft(
+        directory / engine.draft,
+        graphs.head,
+        graphs.draft_ports(engine.key_block),
+        prompts,
+        features,
+        position_offset=head.spec.position_offset,
+        native=native,
+    )
+    return parity, exactness
 
 
 def _target_info(checkpoint: Checkpoint, target: Target) -> TargetInfo:

@@ -191,7 +191,7 @@ def run_probe(module: nn.Module, spec: HeadSpec, target: TargetShape, answers: S
             blocks = [
                 (float(accepted.mean()), float(expected.mean()))
                 for answer in answers
-                for accepted, expected in zip(*map(_blocks, _lengths(module, convention, answer)), strict=True)
+                for accepted, expected in zip(*map(_blocks, draft_chains(module, convention, answer)), strict=True)
             ]
             accepted, expected = zip(*blocks, strict=True) if blocks else ((), ())
             found.append(ProbedConvention(name=name, option=option, accepted=accepted, expected=expected))
@@ -230,7 +230,7 @@ def _blocks(lengths: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 @torch.no_grad()
-def _lengths(module: nn.Module, spec: HeadSpec, answer: Answer) -> tuple[torch.Tensor, torch.Tensor]:
+def draft_chains(module: nn.Module, spec: HeadSpec, answer: Answer) -> tuple[torch.Tensor, torch.Tensor]:
     """[places] accepted and expected length of the chain drafted at each place, every token of it the target's own.
 
     The first pass is the head's extension over the whole answer; then each chain's rows see the rows up to their

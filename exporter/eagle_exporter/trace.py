@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import logging
@@ -42,6 +43,7 @@ def trace(module: nn.Module, ports: GraphPorts) -> ir.Model:
         )
     assert onnx_program is not None
     model = onnx_program.model
+    _name_linears(model)
     ClearMetadataAndDocStringPass()(model)  # torch's stack traces: paths of this machine
     _name_axes(model.graph.inputs, ports.inputs)
     _name_axes(model.graph.outputs, ports.outputs)
@@ -65,6 +67,16 @@ def _name_axes(values: Any, ports: tuple[Port, ...]) -> None:
     assert [value.name for value in values] == [port.name for port in ports]
     for value, port in zip(values, ports, strict=True):
         value.shape = ir.Shape(port.axes)
+
+
+def _name_linears(model: ir.Model) -> None:
+    """Gives the products of linear layers the names of their modules, by which a report and a plan speak of them."""
+    for node in model.graph:
+        scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes")
+        if node.op_type in ("MatMul", "Gemm") and scopes is not None:
+            path = ast.literal_eval(scopes)
+            if len(path) > 1 and path[-2]:
+                node.name = path[-2]
 
 
 @contextlib.contextmanager

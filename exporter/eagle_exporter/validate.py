@@ -24,10 +24,16 @@ NEAR_TIE_GAP = 1e-2
 
 
 def compare_target(
-    path: Path, module: nn.Module, ports: GraphPorts, prompts: Sequence[Sequence[int]], *, vocab_size: int
+    path: Path,
+    module: nn.Module,
+    ports: GraphPorts,
+    prompts: Sequence[Sequence[int]],
+    *,
+    vocab_size: int,
+    native: bool = False,
 ) -> tuple[list[OutputParity], Exactness, list[np.ndarray]]:
     """Compares the target graph; also returns its exactness class and the prompts' features [rows, h]."""
-    graph = GraphUnderTest("target", path, module, ports)
+    graph = GraphUnderTest("target", path, module, ports, native=native)
     random = np.random.default_rng(0)
     features, differences = [], []
     for number, prompt in enumerate(prompts):
@@ -53,9 +59,10 @@ def compare_draft(
     features: Sequence[np.ndarray],
     *,
     position_offset: int,
+    native: bool = False,
 ) -> list[OutputParity]:
     """Compares the draft graph: extension over a prompt, then two levels of a tree below it."""
-    graph = GraphUnderTest("draft", path, module, ports)
+    graph = GraphUnderTest("draft", path, module, ports, native=native)
     for number, (prompt, prompt_features) in enumerate(zip(prompts, features, strict=True)):
         rows = len(prompt) - 1  # a row pairs the feature of token i with token i + 1
         feeds = placement(chain(prompt[1:]), 0, logit_rows=np.array([rows - 1]))

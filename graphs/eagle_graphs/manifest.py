@@ -14,10 +14,11 @@ from pathlib import PurePosixPath
 from typing import Any, Literal, TypeVar
 
 from eagle_graphs.errors import EagleError
+from eagle_graphs.native_ops import KEY_BLOCK
 from eagle_graphs.ports import DTYPES, KVGeometry
 from eagle_graphs.profiles import Profile
 
-SCHEMA = 1
+SCHEMA = 2
 FILE_NAME = "manifest.json"
 
 T = TypeVar("T")
@@ -89,6 +90,17 @@ class Exactness:
     rows: int
     """Rows compared."""
 
+    def sentence(self) -> str:
+        """For the user."""
+        if self.kind == "bitwise":
+            what = f"the logits of a path are plain decoding's, bit for bit, over {self.rows} rows"
+        else:
+            what = (
+                f"logits differ from plain decoding's by at most {self.max_logit_difference:.2g} over {self.rows} rows, "
+                f"so greedy text can differ only where the two best are closer than {self.logit_gap:.2g}"
+            )
+        return f"exactness: {self.kind} (measured at export: {what})"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
@@ -96,11 +108,19 @@ class Engine:
 
     backend: Literal["onnxruntime"]
     device: str
+    kernels: Literal["stock", "native"]
+    """Whose attention and quantized products: the backend's own, or the library `eagle_graphs.native`."""
     precision: str
     slots: int
     """Sequences that one call takes (B)."""
     target: str
     draft: str
+    exactness: Exactness
+
+    @property
+    def key_block(self) -> int:
+        """Rows of a block of the key caches; 1 where keys are kept row by row."""
+        return KEY_BLOCK if self.kernels == "native" else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +162,8 @@ class Manifest:
     default_profile: str
     """Profile for "auto": a number of nodes, or "plain"."""
     limits: Limits
-    exactness: Exactness
     engines: tuple[Engine, ...] = field(default=())
+    """Best first: the runtime takes the first one that the machine can run."""
 
     def __post_init__(self) -> None:
         self._check_sizes()

@@ -153,13 +153,8 @@ def _answer(
 
 
 def _print_comparison(session: Session, comparison: Comparison) -> None:
-    exact = session.bundle.manifest.exactness
     print()
-    print(
-        f"exactness: {exact.kind} (measured at export: logits differ from plain decoding's by at most "
-        f"{exact.max_logit_difference:.2g}, so greedy text can differ only where the two best are closer "
-        f"than {exact.logit_gap:.2g})"
-    )
+    print(session.engine.exactness.sentence())
     if comparison.difference is not None:
         print(f"first difference at {comparison.difference}")
     print(comparison.line())

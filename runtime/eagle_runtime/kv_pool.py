@@ -7,6 +7,8 @@ One buffer holds all layers, so that committing an accepted path is one copy. A 
 
 `commit` keeps a path of the reserved rows, `rollback` none of them; neither clears anything, since a
 row beyond `length` is never read before it is written again.
+
+Where the graphs keep keys in blocks of b rows, the key of row r is column r % b of block r // b.
 """
 
 from __future__ import annotations
@@ -23,16 +25,25 @@ from eagle_graphs.ports import cache_names
 
 
 class KVPool:
-    """Caches of `slots` sequences for one graph. buffer: [layers, 2, slots, kv_heads, rows, head_dim]."""
+    """Caches of `slots` sequences for one graph. rows: a multiple of `key_block`.
 
-    def __init__(self, geometry: KVGeometry, *, slots: int, rows: int) -> None:
-        self.rows = rows
+    buffer: [layers, 2, slots, kv_heads, rows, head_dim]
+    keys: [layers, slots, kv_heads, rows / key_block, head_dim, key_block], a view of it
+    values: [layers, slots, kv_heads, rows, head_dim], the other
+    """
+
+    def __init__(self, geometry: KVGeometry, *, slots: int, rows: int, key_block: int = 1) -> None:
+        assert rows % key_block == 0, f"{rows} rows are no multiple of a block of {key_block}"
+        self.rows, self.key_block = rows, key_block
         shape = (geometry.layers, 2, slots, geometry.kv_heads, rows, geometry.head_dim)
         dtype = np.dtype(geometry.dtype)
         # A mapping of its own rather than numpy's memory, which asks for huge pages: so only rows that were
         # written are resident (47 kB a token for SmolLM2-135M), not the whole buffer from the first one on.
         memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
         self.buffer: npt.NDArray[np.float32] = np.frombuffer(memory, dtype).reshape(shape)
+        blocks = (*shape[2:4], rows // key_block, geometry.head_dim, key_block)
+        self.keys = self.buffer[:, 0].reshape(geometry.layers, *blocks)
+        self.values = self.buffer[:, 1]
         self._free = list(range(slots))
         self._held: set[KVSlot] = set()
 
@@ -56,10 +67,19 @@ class KVPool:
         return len(self._free)
 
     def views(self, slot: int, prefix: str) -> dict[str, npt.NDArray[np.float32]]:
-        """Each cache port of a slot, by name: contiguous views [1, kv_heads, rows, head_dim]."""
+        """Each cache port of a slot, by name: contiguous views [1, kv_heads, rows, head_dim], keys perhaps in blocks."""
         layers = self.buffer.shape[0]
-        parts = (self.buffer[layer, part, slot : slot + 1] for layer in range(layers) for part in (0, 1))
+        keys = self.keys if self.key_block > 1 else self.buffer[:, 0]
+        parts = (cache[layer, slot : slot + 1] for layer in range(layers) for cache in (keys, self.values))
         return dict(zip(cache_names(prefix, layers), parts, strict=True))
+
+    def move(self, slot: int, source: npt.NDArray[np.intp], start: int) -> None:
+        """Copies the rows `source` of a slot to the rows from `start` on."""
+        stop, block = start + len(source), self.key_block
+        values = self.values[:, slot]
+        values[:, :, start:stop] = values[:, :, source]
+        keys, target = self.keys[:, slot], np.arange(start, stop)
+        keys[:, :, target // block, :, target % block] = keys[:, :, source // block, :, source % block]
 
 
 class KVSlot:
@@ -86,9 +106,7 @@ class KVSlot:
         assert len(path) <= self.reserved, "more rows committed than reserved"
         moved = next((i for i, row in enumerate(path) if row != i), len(path))
         if moved < len(path):
-            rows = self.pool.buffer[:, :, self.index]
-            source = self.length + np.asarray(path[moved:])
-            rows[:, :, :, self.length + moved : self.length + len(path)] = rows[:, :, :, source]
+            self.pool.move(self.index, self.length + np.asarray(path[moved:]), self.length + moved)
         self.length += len(path)
         self.reserved = 0
 

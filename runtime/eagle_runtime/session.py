@@ -15,15 +15,14 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from eagle_graphs import EagleError, Profile, draft_ports, target_ports
+from eagle_graphs import EagleError, Profile
 from eagle_runtime.accept import Accepting, Greedy
 from eagle_runtime.answer import Generation, StreamOptions
 from eagle_runtime.bundle import Bundle, open_bundle
 from eagle_runtime.chat import ChatTemplate, check_messages
 from eagle_runtime.draft import Drafter
-from eagle_runtime.engines.onnxruntime import OnnxRuntimeGraph
+from eagle_runtime.engines.select import open_draft, open_target, select_engine
 from eagle_runtime.generate import Progress, Request, Round, SlotState, generate
-from eagle_runtime.kv_pool import KVPool
 from eagle_runtime.processors import Processor
 from eagle_runtime.sampler import Sampler
 from eagle_runtime.sampling import Sampling, SamplingOptions
@@ -320,20 +319,17 @@ class Session:
 
     def _open_graphs(self, threads: int | None) -> None:
         manifest = self.bundle.manifest
-        engine = next(iter(manifest.engines))
-        head, rows = manifest.head, manifest.limits.buffer_rows
-        target_pool = KVPool(manifest.target.kv, slots=engine.slots, rows=rows)
-        ports = target_ports(manifest.target.kv, vocab_size=manifest.target.vocab_size, feature_width=head.hidden_size)
-        target = OnnxRuntimeGraph(self.bundle.path(engine.target), ports, target_pool, threads=threads)
-        self._graphs = [target]
+        self.engine = select_engine(manifest)
+        """The compiled graphs in use, and how exact they are."""
+        target = open_target(self.bundle, self.engine, threads=threads)
+        self._graphs = [target.graph]
         drafter = None
         if self._profile is not None:
-            draft_pool = KVPool(head.kv, slots=engine.slots, rows=rows)
-            ports = draft_ports(head.kv, hidden_width=head.hidden_size, top_k=head.top_k)
-            draft = OnnxRuntimeGraph(self.bundle.path(engine.draft), ports, draft_pool, threads=threads)
-            self._graphs.append(draft)
-            drafter = Drafter(draft, draft_pool.acquire(), head, chunk=manifest.limits.prefill_chunk)
-        self._state = SlotState(verifier=Verifier(target, target_pool.acquire()), drafter=drafter)
+            draft = open_draft(self.bundle, self.engine, threads=threads)
+            self._graphs.append(draft.graph)
+            chunk = manifest.limits.prefill_chunk
+            drafter = Drafter(draft.graph, draft.pool.acquire(), manifest.head, chunk=chunk)
+        self._state = SlotState(verifier=Verifier(target.graph, target.pool.acquire()), drafter=drafter)
 
 
 def _load_tokenizer(bundle: Bundle) -> Tokenizer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,15 +21,19 @@ class Rewriter:
 
     def constant(self, array: npt.NDArray[Any]) -> ir.Value:
         """An initializer that holds `array`; equal arrays share one."""
-        key = (str(array.dtype), array.shape, array.tobytes())
+        key = (str(array.dtype), array.shape, hashlib.sha256(np.ascontiguousarray(array)).digest())
         if key not in self._constants:
-            tensor = ir.tensor(array, name=f"lowering_constant_{len(self._constants)}")
+            tensor = ir.tensor(array, name=self._unused_name())
             value = ir.Value(
                 name=tensor.name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
             )
             self.graph.register_initializer(value)
             self._constants[key] = value
         return self._constants[key]
+
+    def _unused_name(self) -> str:
+        taken = self.graph.initializers
+        return next(name for n in itertools.count(len(taken)) if (name := f"lowering_constant_{n}") not in taken)
 
     def ints(self, *numbers: int) -> ir.Value:
         """A 1-D int64 constant."""
@@ -42,9 +48,10 @@ class Rewriter:
         *,
         domain: str = "",
         outputs: int = 1,
+        name: str | None = None,
     ) -> Sequence[ir.Value]:
         """A new node in front of `before`; returns its outputs."""
-        node = ir.node(op_type, inputs, attributes=attributes or {}, domain=domain, num_outputs=outputs)
+        node = ir.node(op_type, inputs, attributes=attributes or {}, domain=domain, num_outputs=outputs, name=name)
         self.graph.insert_before(before, node)
         return node.outputs
 

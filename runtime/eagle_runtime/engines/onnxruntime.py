@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_graphs import EagleError, GraphPorts, Port
+from eagle_graphs.native import library_path
 from eagle_runtime.engines.base import Array
 from eagle_runtime.kv_pool import KVPool
 
@@ -28,10 +29,23 @@ def import_onnxruntime() -> Any:
     return onnxruntime
 
 
+def native_problem() -> str | None:
+    """Why the library of native ops cannot be used here; None where it can."""
+    path = library_path()
+    if path is None:
+        return "it was not built: install eagle-aot where there is a C++ compiler, or from a wheel"
+    onnxruntime = import_onnxruntime()
+    try:
+        onnxruntime.SessionOptions().register_custom_ops_library(str(path))
+    except Exception as error:  # ONNX Runtime's exceptions share no other base
+        return str(error)
+    return None
+
+
 class OnnxRuntimeGraph:
     """One graph of a bundle. Raises EagleError where ONNX Runtime refuses it."""
 
-    def __init__(self, path: Path, ports: GraphPorts, pool: KVPool, *, threads: int | None) -> None:
+    def __init__(self, path: Path, ports: GraphPorts, pool: KVPool, *, threads: int | None, native: bool) -> None:
         onnxruntime = import_onnxruntime()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads or 0
@@ -39,6 +53,8 @@ class OnnxRuntimeGraph:
         # Target and head run in turn, each with threads of its own. Left spinning after a run, the one's would
         # take the other's cores: measured on 2 cores, a verification of 8 rows then takes 47 ms, not 26.
         options.add_session_config_entry("session.force_spinning_stop", "1")
+        if native:
+            options.register_custom_ops_library(str(library_path()))
         try:
             self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime's exceptions share no other base

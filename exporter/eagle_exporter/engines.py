@@ -1,0 +1,82 @@
+"""From the two neutral graphs to a bundle's engines: one for each set of kernels, all over one file of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import onnx_ir as ir
+
+from eagle_calibration.plan import Plan
+from eagle_exporter.bundle import WeightFile
+from eagle_graphs import EagleError
+from eagle_graphs.lowering import lower_for_native_cpu, lower_for_onnxruntime_cpu
+from eagle_graphs.manifest import Engine, Exactness
+from eagle_graphs.native import library_path
+
+Kernels = Literal["native", "stock"]
+UNMEASURED = Exactness(kind="statistical", logit_gap=0.0, max_logit_difference=0.0, rows=0)
+"""Of an engine that has not been compared yet."""
+
+
+def choose_kernels(asked: str, precision: str) -> tuple[Kernels, ...]:
+    """The sets of kernels to make engines for, best first, where "auto" asks for all that can be had.
+
+    Raises EagleError where the native library is needed and missing.
+    """
+    built = library_path() is not None
+    if asked == "native" and not built:
+        raise EagleError(
+            "--kernels native needs the library of native CPU ops, which was not built: install eagle-aot where there "
+            "is a C++ compiler, or from a wheel"
+        )
+    if precision == "int8":
+        if asked == "stock" or not built:
+            raise EagleError(
+                "--precision int8 needs the library of native CPU ops: with ONNX Runtime's own attention, answers would "
+                "not be the target's. Install eagle-aot where there is a C++ compiler, or export with --precision fp32"
+            )
+        return ("native",)
+    if asked == "stock" or not built:
+        return ("stock",)
+    return ("native",) if asked == "native" else ("native", "stock")
+
+
+def write_engines(
+    directory: Path,
+    graphs: Mapping[str, ir.Model],
+    kernels: tuple[Kernels, ...],
+    plans: Mapping[str, Plan] | None,
+    *,
+    precision: str,
+) -> list[Engine]:
+    """Lowers and writes the neutral graphs "target" and "draft" for each of `kernels`. The graphs are used up."""
+    below = f"onnxruntime-cpu-{precision}"
+    (directory / below).mkdir()
+    weights = WeightFile(directory / below)
+    engines = []
+    for kind in kernels:
+        paths = {}
+        for name, neutral in graphs.items():
+            graph = neutral if kind == kernels[-1] else neutral.clone()
+            if kind == "native":
+                lower_for_native_cpu(graph, None if plans is None else plans[name].w8a8())
+            else:
+                lower_for_onnxruntime_cpu(graph)
+            weights.move_out(graph)
+            paths[name] = f"{below}/{name}-{kind}.onnx"
+            ir.save(graph, directory / paths[name])
+        engines.append(
+            Engine(
+                backend="onnxruntime",
+                device="cpu",
+                kernels=kind,
+                precision=precision,
+                slots=1,
+                target=paths["target"],
+                draft=paths["draft"],
+                exactness=UNMEASURED,
+            )
+        )
+    return engines

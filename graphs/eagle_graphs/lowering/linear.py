@@ -1,0 +1,86 @@
+"""The linear layers of a graph: products of rows with a constant matrix, however the exporter wrote them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """y = x @ weight.T + bias, as a MatMul or Gemm and perhaps an Add."""
+
+    nodes: tuple[ir.Node, ...]
+    """In the order of the graph; the last one makes `y`."""
+    x: ir.Value
+    y: ir.Value
+    weight: ir.Value
+    """Initializer [K, N], or [N, K] where `rows_are_outputs`."""
+    rows_are_outputs: bool
+    bias: ir.Value | None
+    """Initializer [N]."""
+
+    @property
+    def name(self) -> str:
+        """The layer's name in the model, where the trace kept it."""
+        return self.nodes[0].name or self.y.name or ""
+
+    def matrix(self) -> npt.NDArray[np.float32]:
+        """The weights [N, K]."""
+        matrix = constant(self.weight)
+        return matrix if self.rows_are_outputs else np.ascontiguousarray(matrix.T)
+
+
+def linears(graph: ir.Graph) -> list[Linear]:
+    """All linear layers with float32 weights, in the order of the graph."""
+    found = (_linear(node) for node in graph if node.domain == "" and node.op_type in ("MatMul", "Gemm"))
+    return [linear for linear in found if linear is not None]
+
+
+def constant(value: ir.Value) -> npt.NDArray[np.float32]:
+    """What an initializer holds."""
+    assert value.const_value is not None
+    array: npt.NDArray[np.float32] = value.const_value.numpy()
+    return array
+
+
+def is_constant(value: ir.Value | None, *, rank: int) -> bool:
+    """Whether `value` is a float32 initializer of so many axes."""
+    tensor = None if value is None else value.const_value
+    return tensor is not None and tensor.dtype == ir.DataType.FLOAT and len(tensor.shape) == rank
+
+
+def _linear(node: ir.Node) -> Linear | None:
+    x, weight = node.inputs[:2]
+    if x is None or weight is None or not is_constant(weight, rank=2):
+        return None
+    if node.op_type == "Gemm":
+        plain = {"alpha": 1.0, "beta": 1.0, "transA": 0}
+        if any(name in node.attributes and node.attributes[name].value != value for name, value in plain.items()):
+            return None
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        if bias is not None and not is_constant(bias, rank=1):
+            return None
+        transposed = "transB" in node.attributes and bool(node.attributes["transB"].value)
+        return Linear(nodes=(node,), x=x, y=node.outputs[0], weight=weight, rows_are_outputs=transposed, bias=bias)
+    nodes, y, bias = (node,), node.outputs[0], None
+    addition, other = _only_addition(y)
+    if addition is not None and other is not None and is_constant(other, rank=1):
+        assert weight.const_value is not None
+        assert other.const_value is not None
+        if other.const_value.shape[0] == weight.const_value.shape[1]:
+            nodes, y, bias = (node, addition), addition.outputs[0], other
+    return Linear(nodes=nodes, x=x, y=y, weight=weight, rows_are_outputs=False, bias=bias)
+
+
+def _only_addition(value: ir.Value) -> tuple[ir.Node | None, ir.Value | None]:
+    """The Add that alone reads `value`, and what it adds."""
+    if value.is_graph_output() or len(value.uses()) != 1:
+        return None, None
+    (user,) = value.consumers()
+    if (user.domain, user.op_type) != ("", "Add"):
+        return None, None
+    return user, next((other for other in user.inputs if other is not value), None)

@@ -1,0 +1,259 @@
+"""W8A8: linear layers become `eagle.cpu::QuantLinear`, and what stands around them goes inside.
+
+Each pass rewrites a graph in place, and each can be left out:
+
+    quantize_linears      MatMul or Gemm, and its bias      -> QuantLinear
+    quantize_embeddings   Gather from a float table         -> QuantEmbedding
+    merge_shared_inputs   layers that read the same rows    -> one layer and a Split
+    absorb_norms          RMSNormalization before a layer   -> inside it
+    absorb_gates          silu(gate) * up before a layer    -> inside it
+    absorb_residuals      Add behind a layer                -> inside it
+    pack_weights          int8 [N, K]                       -> the kernel's order
+
+Until `pack_weights` the matrices are int8 [N, K], so that the passes before it can join them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from eagle_graphs import native_ops
+from eagle_graphs.lowering.linear import Linear, constant, is_constant, linears
+from eagle_graphs.lowering.rewrite import Rewriter, producer
+from eagle_graphs.native.packing import pack, quantize_rows
+
+Scales = Mapping[str, npt.NDArray[np.float32]]
+"""Weight scales [N] by a layer's name, for layers whose scale is not simply their largest weight."""
+
+
+def quantize_linears(model: ir.Model, *, keep: Collection[str] = (), fine: Collection[str] = ()) -> None:
+    """Quantizes every linear layer but those named in `keep`; those in `fine` get activations of 16 bits."""
+    rewriter = Rewriter(model.graph)
+    for linear in linears(model.graph):
+        if linear.name in keep:
+            continue
+        _quantize(rewriter, linear, bits=16 if linear.name in fine else 8)
+    model.opset_imports[native_ops.DOMAIN] = native_ops.VERSION
+
+
+def _quantize(rewriter: Rewriter, linear: Linear, *, bits: int) -> None:
+    integers, scale = quantize_rows(linear.matrix())
+    outputs, inputs = integers.shape
+    first, last = linear.nodes[0], linear.nodes[-1]
+    out = rewriter.insert(
+        last,
+        native_ops.QUANT_LINEAR,
+        [linear.x, rewriter.constant(integers), rewriter.constant(scale), linear.bias],
+        {
+            "N": outputs,
+            "K": inputs,
+            "prologue": "none",
+            "activation_bits": bits,
+            "groups": groups_of(linear.x, inputs),
+        },
+        domain=native_ops.DOMAIN,
+        name=first.name,
+    )
+    rewriter.replace(linear.y, out[0])
+    for node in reversed(linear.nodes):
+        rewriter.graph.remove(node, safe=True)
+
+
+def groups_of(x: ir.Value, inputs: int) -> int:
+    """Parts of a row that get a scale each: those that were set side by side, where they are equal and fit the kernel.
+
+    Features of several layers, or an embedding beside a feature, differ in size; one scale would cost the smaller.
+    """
+    node = producer(x)
+    if node is None or node.op_type != "Concat":
+        return 1
+    count = len(node.inputs)
+    widths = {value.shape[-1] if value is not None and value.shape is not None else None for value in node.inputs}
+    multiple = native_ops.GROUP_MULTIPLE
+    return count if len(widths) == 1 and inputs % count == 0 and (inputs // count) % multiple == 0 else 1
+
+
+def quantize_embeddings(model: ir.Model) -> None:
+    """Quantizes every float table whose rows are gathered by the graph's token ids."""
+    rewriter = Rewriter(model.graph)
+    for node in [n for n in model.graph if (n.domain, n.op_type) == ("", "Gather")]:
+        table, ids = node.inputs
+        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+        if axis != 0 or not is_constant(table, rank=2) or ids is None or not ids.is_graph_input():
+            continue
+        assert table is not None
+        integers, scale = quantize_rows(constant(table))
+        rows, width = integers.shape
+        (out,) = rewriter.insert(
+            node,
+            native_ops.QUANT_EMBEDDING,
+            [ids, rewriter.constant(integers), rewriter.constant(scale)],
+            {"N": rows, "K": width},
+            domain=native_ops.DOMAIN,
+        )
+        rewriter.replace(node.outputs[0], out)
+        rewriter.graph.remove(node, safe=True)
+    model.opset_imports[native_ops.DOMAIN] = native_ops.VERSION
+
+
+def merge_shared_inputs(model: ir.Model) -> None:
+    """Joins the QuantLinears that read the same rows alike."""
+    rewriter = Rewriter(model.graph)
+    alike: dict[tuple[object, ...], list[ir.Node]] = defaultdict(list)
+    for node in _quant_linears(model):
+        key = (node.inputs[0], len(node.inputs) > 3 and node.inputs[3] is not None, *_settings(node))
+        alike[key].append(node)
+    for nodes in alike.values():
+        if len(nodes) > 1:
+            _merge(rewriter, nodes)
+
+
+def _settings(node: ir.Node) -> tuple[object, ...]:
+    return tuple(node.attributes[name].value for name in ("K", "prologue", "activation_bits", "groups"))
+
+
+def _merge(rewriter: Rewriter, nodes: list[ir.Node]) -> None:
+    first = nodes[0]
+    widths = [node.attributes["N"].as_int() for node in nodes]
+    columns = range(1, 4 if len(first.inputs) > 3 and first.inputs[3] is not None else 3)
+    joined = [rewriter.constant(np.concatenate([_constant(node, index) for node in nodes])) for index in columns]
+    attributes = {name: attribute.value for name, attribute in first.attributes.items()} | {"N": sum(widths)}
+    (out,) = rewriter.insert(
+        first, native_ops.QUANT_LINEAR, [first.inputs[0], *joined], attributes, domain=native_ops.DOMAIN, name=first.name
+    )
+    parts = rewriter.insert(
+        first, "Split", [out, rewriter.ints(*widths)], {"axis": -1}, outputs=len(nodes), name=f"{first.name}.split"
+    )
+    for node, part in zip(nodes, parts, strict=True):
+        rewriter.replace(node.outputs[0], part)
+        rewriter.graph.remove(node, safe=True)
+
+
+def absorb_norms(model: ir.Model) -> None:
+    """Puts an RMSNormalization that one QuantLinear alone reads inside it."""
+    for node in _quant_linears(model):
+        norm = producer(node.inputs[0])
+        if (
+            node.attributes["prologue"].as_string() == "none"
+            and node.attributes["groups"].as_int() == 1
+            and _is(norm, "RMSNormalization")
+            and is_constant(norm.inputs[1], rank=1)  # type: ignore[union-attr]
+            and _alone(norm.outputs[0])  # type: ignore[union-attr]
+        ):
+            assert norm is not None
+            node.replace_input_with(0, norm.inputs[0])
+            _set_input(node, 5, norm.inputs[1])
+            node.attributes["prologue"] = ir.AttrString("prologue", "rms_norm")
+            node.attributes["epsilon"] = ir.AttrFloat32("epsilon", norm.attributes["epsilon"].as_float())
+            model.graph.remove(norm, safe=True)
+
+
+def absorb_gates(model: ir.Model) -> None:
+    """Puts silu(gate) * up, where gate and up are the halves of one value, inside the QuantLinear behind it."""
+    for node in _quant_linears(model):
+        product = producer(node.inputs[0])
+        if not _is(product, "Mul") or not _alone(product.outputs[0]):  # type: ignore[union-attr]
+            continue
+        assert product is not None
+        for activated, up in (tuple(product.inputs), tuple(reversed(product.inputs))):
+            gate, name, inner = _activation(producer(activated))
+            both = producer(up)
+            if (
+                gate is not None
+                and both is not None
+                and _is(both, "Split")
+                and len(both.outputs) == 2
+                and list(both.outputs) == [gate, up]
+                and node.attributes["groups"].as_int() == 1
+            ):
+                node.replace_input_with(0, both.inputs[0])
+                node.attributes["prologue"] = ir.AttrString("prologue", name)
+                for unused in (product, *inner, both):
+                    if not any(out.uses() or out.is_graph_output() for out in unused.outputs):
+                        model.graph.remove(unused, safe=True)
+                break
+
+
+def _activation(node: ir.Node | None) -> tuple[ir.Value | None, str, tuple[ir.Node, ...]]:
+    """What an activation reads, the prologue that computes it, and its nodes; None where it is none of the kernel's."""
+    if node is not None and _is(node, "Mul"):
+        for gate, curve in (tuple(node.inputs), tuple(reversed(node.inputs))):
+            sigmoid = producer(curve)
+            if sigmoid is not None and _is(sigmoid, "Sigmoid") and sigmoid.inputs[0] is gate:
+                return gate, "silu_mul", (node, sigmoid)
+    if node is not None and _is(node, "Gelu") and node.attributes["approximate"].as_string() == "tanh":
+        return node.inputs[0], "gelu_tanh_mul", (node,)
+    return None, "none", ()
+
+
+def absorb_residuals(model: ir.Model) -> None:
+    """Puts the Add of a value of the same rows behind a QuantLinear inside it."""
+    rewriter = Rewriter(model.graph)
+    order = {node: index for index, node in enumerate(model.graph)}
+    for node in _quant_linears(model):
+        out = node.outputs[0]
+        users = list(out.consumers())
+        if not _alone(out) or not _is(users[0], "Add"):
+            continue
+        addition = users[0]
+        residual = next((value for value in addition.inputs if value is not out), None)
+        if residual is None or residual.const_value is not None or not _same_rows(residual, out):
+            continue
+        made = producer(residual)
+        if made is not None and order[made] > order[node]:
+            model.graph.remove(node)
+            model.graph.insert_before(addition, node)
+        _set_input(node, 4, residual)
+        rewriter.replace(addition.outputs[0], out)
+        model.graph.remove(addition, safe=True)
+
+
+def _same_rows(one: ir.Value, other: ir.Value) -> bool:
+    """Whether both have the same known shape; a broadcast is none of the kernel's."""
+    return one.shape is not None and other.shape is not None and list(one.shape) == list(other.shape)
+
+
+def pack_weights(model: ir.Model) -> None:
+    """Brings the int8 matrices into the order in which the kernel reads them."""
+    rewriter = Rewriter(model.graph)
+    packed: dict[ir.Value, ir.Value] = {}
+    for node in model.graph:
+        if node.domain == native_ops.DOMAIN and node.op_type in (native_ops.QUANT_LINEAR, native_ops.QUANT_EMBEDDING):
+            weight = node.inputs[1]
+            assert weight is not None
+            if weight not in packed:
+                packed[weight] = rewriter.constant(pack(_constant(node, 1)))
+            node.replace_input_with(1, packed[weight])
+
+
+def _quant_linears(model: ir.Model) -> list[ir.Node]:
+    wanted = (native_ops.DOMAIN, native_ops.QUANT_LINEAR)
+    return [node for node in model.graph if (node.domain, node.op_type) == wanted]
+
+
+def _constant(node: ir.Node, index: int) -> npt.NDArray[np.int8]:
+    value = node.inputs[index]
+    assert value is not None
+    assert value.const_value is not None
+    array: npt.NDArray[np.int8] = value.const_value.numpy()
+    return array
+
+
+def _is(node: ir.Node | None, op_type: str) -> bool:
+    return node is not None and (node.domain, node.op_type) == ("", op_type)
+
+
+def _alone(value: ir.Value) -> bool:
+    """Whether exactly one input of one node reads `value`."""
+    return not value.is_graph_output() and len(value.uses()) == 1
+
+
+def _set_input(node: ir.Node, index: int, value: ir.Value | None) -> None:
+    if len(node.inputs) <= index:
+        node.resize_inputs(index + 1)
+    node.replace_input_with(index, value)

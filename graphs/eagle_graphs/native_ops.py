@@ -1,0 +1,23 @@
+"""The CPU kernels' ops (domain `eagle.cpu`): names, version and layouts. `native/` holds them, in C++.
+
+    TreeAttention    the neutral op on rows, with packed queries, keys and values, and rotary, inside
+    QuantLinear      float rows -> int8 with a scale a row -> int8 product -> float; a norm, a gate or a
+                     residual before and after it inside
+    QuantEmbedding   rows of an int8 table
+
+A row's result depends on that row alone (in attention: on its path), bit for bit, whatever runs beside it.
+"""
+
+from __future__ import annotations
+
+DOMAIN = "eagle.cpu"
+VERSION = 1
+
+TREE_ATTENTION = "TreeAttention"
+QUANT_LINEAR = "QuantLinear"
+QUANT_EMBEDDING = "QuantEmbedding"
+
+KEY_BLOCK = 16
+"""Rows of a block of the key cache: [C, D] is kept as [C / KEY_BLOCK, D, KEY_BLOCK]."""
+GROUP_MULTIPLE = 64
+"""A group of inputs with a scale of its own is a multiple of this many."""
