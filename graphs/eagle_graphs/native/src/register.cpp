@@ -1,0 +1,52 @@
+// The library's entry point, by the name that ONNX Runtime looks for.
+
+#include "cpu.h"
+#include "op.h"
+#include "ort_abi.h"
+
+namespace eagle {
+namespace {
+
+constexpr const char* kDomain = "eagle.cpu";
+
+// The ops of one instruction set. ONNX Runtime keeps pointers to them while a session lives.
+class Domain {
+ public:
+  Domain(const Ort& ort, Isa isa) {
+    check(ort, ort.create_custom_op_domain(kDomain, &handle));
+    static_cast<void>(isa);  // check(ort, ort.custom_op_domain_add(handle, &op_)), with a member Op<Kernel> op_{isa}
+  }
+
+  OrtCustomOpDomain* handle = nullptr;
+};
+
+template <Isa isa>
+OrtCustomOpDomain* domain(const Ort& ort) {
+  static const Domain domain(ort, isa);
+  return domain.handle;
+}
+
+void register_ops(const Ort& ort, OrtSessionOptions* options) {
+  OrtCustomOpDomain* ops = nullptr;
+  switch (isa_from_environment()) {
+    case Isa::kPortable: ops = domain<Isa::kPortable>(ort); break;
+    case Isa::kAvx2: ops = domain<Isa::kAvx2>(ort); break;
+    case Isa::kAvx512: ops = domain<Isa::kAvx512>(ort); break;
+  }
+  check(ort, ort.add_custom_op_domain(options, ops));
+}
+
+}  // namespace
+}  // namespace eagle
+
+extern "C" __attribute__((visibility("default"))) eagle::OrtStatus* RegisterCustomOps(
+    eagle::OrtSessionOptions* options, const eagle::OrtApiBase* base) {
+  using namespace eagle;
+  const OrtApi* api = base->GetApi(kOrtApiVersion);
+  if (api == nullptr) {
+    const Ort first(base->GetApi(1));  // any version makes statuses
+    return first.create_status(kOrtFail, "eagle.cpu needs ONNX Runtime 1.17 or later: upgrade onnxruntime");
+  }
+  const Ort ort(api);
+  return status_of(ort, kDomain, [&] { register_ops(ort, options); });
+}
