@@ -64,10 +64,10 @@ std::string Attributes::text(const char* name) const {
   return value;
 }
 
-const void* Context::input_data(size_t index, const char* name, Shape* shape) const {
+bool Context::read_input(size_t index, const char* name, const void** data, Shape* shape) const {
   const OrtValue* value = nullptr;
   check(ort_, ort_.get_input(context_, index, &value));
-  if (value == nullptr) return nullptr;
+  if (value == nullptr) return false;
 
   OrtShapeInfo* info = nullptr;
   check(ort_, ort_.get_shape_info(value, &info));
@@ -78,9 +78,10 @@ const void* Context::input_data(size_t index, const char* name, Shape* shape) co
   check(ort_, status);
   require(fits, name, " has ", shape->rank_, " dimensions, expected at most ", Shape::kMaxRank);
 
-  void* data = nullptr;
-  check(ort_, ort_.get_tensor_data(const_cast<OrtValue*>(value), &data));
-  return data;
+  void* mutable_data = nullptr;
+  check(ort_, ort_.get_tensor_data(const_cast<OrtValue*>(value), &mutable_data));
+  *data = mutable_data;
+  return true;
 }
 
 void* Context::output_data(size_t index, const Shape& shape) const {

@@ -54,14 +54,14 @@ class Shape {
   std::array<int64_t, kMaxRank> sizes_{};
 };
 
-// An input. One that is not given has no data and rank 0.
+// An input.
 template <class Element>
 struct Tensor {
-  const char* name;
+  const char* name = nullptr;
+  bool given = false;  // an optional one may not be
   const Element* data = nullptr;
   Shape shape;
 
-  bool given() const { return data != nullptr; }
   void expect_rank(size_t rank) const {
     require(shape.rank() == rank, name, " has the shape ", shape.text(), ", expected ", rank, " dimensions");
   }
@@ -99,8 +99,11 @@ class Context {
   // ONNX Runtime has checked the type when it loaded the graph.
   template <class Element>
   Tensor<Element> input(size_t index, const char* name) const {
-    Tensor<Element> tensor{name};
-    tensor.data = static_cast<const Element*>(input_data(index, name, &tensor.shape));
+    Tensor<Element> tensor;
+    tensor.name = name;
+    const void* data = nullptr;
+    tensor.given = read_input(index, name, &data, &tensor.shape);
+    tensor.data = static_cast<const Element*>(data);
     return tensor;
   }
   template <class Element>
@@ -132,7 +135,7 @@ class Context {
   }
 
  private:
-  const void* input_data(size_t index, const char* name, Shape* shape) const;
+  bool read_input(size_t index, const char* name, const void** data, Shape* shape) const;
   void* output_data(size_t index, const Shape& shape) const;
   void for_each(size_t total, void (*task)(void*, size_t), void* data) const;
   const Ort& ort_;

@@ -3,6 +3,7 @@
 #include "cpu.h"
 #include "op.h"
 #include "ort_abi.h"
+#include "tree_attention.h"
 
 namespace eagle {
 namespace {
@@ -12,12 +13,15 @@ constexpr const char* kDomain = "eagle.cpu";
 // The ops of one instruction set. ONNX Runtime keeps pointers to them while a session lives.
 class Domain {
  public:
-  Domain(const Ort& ort, Isa isa) {
+  Domain(const Ort& ort, Isa isa) : tree_attention_(isa) {
     check(ort, ort.create_custom_op_domain(kDomain, &handle));
-    static_cast<void>(isa);  // check(ort, ort.custom_op_domain_add(handle, &op_)), with a member Op<Kernel> op_{isa}
+    check(ort, ort.custom_op_domain_add(handle, &tree_attention_));
   }
 
   OrtCustomOpDomain* handle = nullptr;
+
+ private:
+  Op<TreeAttention> tree_attention_;
 };
 
 template <Isa isa>
