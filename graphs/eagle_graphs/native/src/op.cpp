@@ -15,6 +15,12 @@ int64_t Shape::elements() const {
   return product;
 }
 
+Shape Shape::with_last(int64_t size) const {
+  Shape shape = *this;
+  shape.sizes_[rank_ - 1] = size;
+  return shape;
+}
+
 std::string Shape::text() const {
   std::string text = "[";
   for (size_t axis = 0; axis < rank_; ++axis) text += (axis ? ", " : "") + std::to_string(sizes_[axis]);

@@ -44,6 +44,7 @@ class Shape {
   int64_t operator[](size_t axis) const { return sizes_[axis]; }
   const int64_t* sizes() const { return sizes_.data(); }
   int64_t elements() const;
+  Shape with_last(int64_t size) const;  // another size of the last dimension
   std::string text() const;  // [1, 2, 3]
   bool operator==(const Shape& other) const { return rank_ == other.rank_ && sizes_ == other.sizes_; }
 

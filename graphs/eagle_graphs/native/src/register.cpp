@@ -3,6 +3,8 @@
 #include "cpu.h"
 #include "op.h"
 #include "ort_abi.h"
+#include "quant_embedding.h"
+#include "quant_linear.h"
 #include "tree_attention.h"
 
 namespace eagle {
@@ -13,15 +15,19 @@ constexpr const char* kDomain = "eagle.cpu";
 // The ops of one instruction set. ONNX Runtime keeps pointers to them while a session lives.
 class Domain {
  public:
-  Domain(const Ort& ort, Isa isa) : tree_attention_(isa) {
+  Domain(const Ort& ort, Isa isa) : tree_attention_(isa), quant_linear_(isa), quant_embedding_(isa) {
     check(ort, ort.create_custom_op_domain(kDomain, &handle));
-    check(ort, ort.custom_op_domain_add(handle, &tree_attention_));
+    for (const OrtCustomOp* op : std::initializer_list<const OrtCustomOp*>{&tree_attention_, &quant_linear_, &quant_embedding_}) {
+      check(ort, ort.custom_op_domain_add(handle, op));
+    }
   }
 
   OrtCustomOpDomain* handle = nullptr;
 
  private:
   Op<TreeAttention> tree_attention_;
+  Op<QuantLinear> quant_linear_;
+  Op<QuantEmbedding> quant_embedding_;
 };
 
 template <Isa isa>
