@@ -50,7 +50,7 @@ $(BUNDLE)/manifest.json: $(VENV)/installed $(SOURCES)
 	$(BIN)/eagle-export --model "$$($(BIN)/python tools/demo/find_model.py)" --draft tools/demo/head \
 	    --profiles 4,8,16 --out $(BUNDLE)
 
-$(VENV)/installed: pyproject.toml tools/constraints.txt
+$(VENV)/installed: pyproject.toml tools/constraints.txt $(wildcard graphs/eagle_graphs/native/src/*)
 	@echo "setting up $(VENV) ..."
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "eagle-aot needs Python 3.11 or later; make PYTHON=... chooses one")'
 	@$(PYTHON) -m venv $$($(PYTHON) -c 'import torch' 2>/dev/null && echo --system-site-packages) $(VENV)

@@ -1,0 +1,158 @@
+#include "quant_linear.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <thread>
+
+#include "scratch.h"
+
+namespace eagle {
+namespace {
+
+constexpr int64_t kBlock = 16;  // columns of a block of the weight
+// The most of K under one scale: 255 * 127 times as much is still an int32.
+constexpr int64_t kMaxDepth = 66304;
+// What a thread takes at a time: long enough to stream, short enough that threads end together.
+int64_t kChunkBytes = getenv("CB") ? atoi(getenv("CB")) * 1024 : 64 << 10;
+constexpr int64_t kMaxTasks = 256;
+
+const QuantLinearKernel& kernel_of(Isa isa) {
+#if defined(__x86_64__)
+  if (isa == Isa::kAvx512) return kQuantLinearAvx512;
+  if (isa == Isa::kAvx2) return kQuantLinearAvx2;
+#endif
+  static_cast<void>(isa);
+  return kQuantLinearPortable;
+}
+
+Prologue prologue_of(const std::string& name) {
+  if (name == "none") return Prologue::kNone;
+  if (name == "rms_norm") return Prologue::kRmsNorm;
+  if (name == "silu_mul") return Prologue::kSiluMul;
+  if (name == "gelu_tanh_mul") return Prologue::kGeluTanhMul;
+  throw Error("prologue is '", name, "', expected none, rms_norm, silu_mul or gelu_tanh_mul");
+}
+
+int64_t round_up(int64_t number, int64_t multiple) { return (number + multiple - 1) / multiple * multiple; }
+
+// `bytes` of scratch that the calling thread keeps: fresh memory at every call would cost more than a small layer.
+char* kept_scratch(size_t bytes) {
+  thread_local std::unique_ptr<Scratch> kept;
+  thread_local size_t size = 0;
+  if (bytes > size) {
+    size = 0;
+    kept.reset();
+    kept = std::make_unique<Scratch>(bytes);
+    size = bytes;
+  }
+  return kept ? kept->as<char>() : nullptr;
+}
+
+// What the threads of one call share, a cache line for each.
+struct Progress {
+  alignas(64) std::atomic<int64_t> next_row{0};
+  alignas(64) std::atomic<int64_t> quantized_rows{0};
+  alignas(64) std::atomic<int64_t> next_chunk{0};
+};
+
+// The thread that has the last row may have been put aside, so a long wait lets others run.
+void wait_for(const std::atomic<int64_t>& counter, int64_t value) {
+  for (int turn = 0; counter.load(std::memory_order_acquire) < value; ++turn) {
+    if (turn > 1000) std::this_thread::yield();
+  }
+}
+
+}  // namespace
+
+QuantLinear::QuantLinear(const Attributes& attributes)
+    : kernel_(kernel_of(attributes.isa)),
+      columns_(attributes.integer("N")),
+      depth_(attributes.integer("K")),
+      padded_depth_(round_up(depth_, 64)),
+      groups_(attributes.integer("groups", 1)),
+      prologue_(prologue_of(attributes.text("prologue", "none"))),
+      epsilon_(prologue_ == Prologue::kRmsNorm ? attributes.number("epsilon") : 0.0f) {
+  require(columns_ > 0 && depth_ > 0, "N is ", columns_, " and K ", depth_, ", expected more than 0");
+  require(groups_ == 1 || (groups_ > 0 && depth_ % (64 * groups_) == 0), "K ", depth_, " is not ", groups_,
+          " groups of a multiple of 64");
+  require(depth_ / groups_ <= kMaxDepth, "K has ", depth_ / groups_, " numbers under one scale, expected at most ",
+          kMaxDepth, ": use more groups");
+}
+
+QuantLinearCall QuantLinear::checked_call(const Context& context) const {
+  const auto x = context.input<float>(0, "x");
+  const auto weight = context.input<uint8_t>(1, "weight");
+  const auto weight_scale = context.input<float>(2, "weight_scale");
+  const auto bias = context.input<float>(3, "bias");
+  const auto residual = context.input<float>(4, "residual");
+  const auto norm_weight = context.input<float>(5, "norm_weight");
+
+  const bool halves = prologue_ == Prologue::kSiluMul || prologue_ == Prologue::kGeluTanhMul;
+  const int64_t width = halves ? 2 * depth_ : depth_;
+  require(x.shape.rank() > 0 && x.shape[x.shape.rank() - 1] == width, "x has the shape ", x.shape.text(),
+          ", expected ", width, " as the last dimension");
+  weight.expect_shape({round_up(columns_, kBlock) / kBlock, padded_depth_ / 4, kBlock, 4});
+  weight_scale.expect_shape({columns_});
+  const Shape out = x.shape.with_last(columns_);
+  if (bias.given) bias.expect_shape({columns_});
+  if (residual.given) residual.expect_shape(out);
+  if (prologue_ == Prologue::kRmsNorm) {
+    require(norm_weight.given, "norm_weight is missing, but the prologue is rms_norm");
+    norm_weight.expect_shape({depth_});
+  } else {
+    require(!norm_weight.given, "norm_weight is given, but the prologue is not rms_norm");
+  }
+
+  QuantLinearCall call{};
+  call.x = x.data;
+  call.weight = weight.data;
+  call.weight_scale = weight_scale.data;
+  call.bias = bias.given ? bias.data : nullptr;
+  call.residual = residual.given ? residual.data : nullptr;
+  call.norm_weight = norm_weight.data;
+  call.y = context.output<float>(0, out);
+  call.rows = out.elements() / columns_;
+  call.columns = columns_;
+  call.depth = depth_;
+  call.padded_depth = padded_depth_;
+  call.groups = groups_;
+  call.prologue = prologue_;
+  call.epsilon = epsilon_;
+  return call;
+}
+
+void QuantLinear::compute(const Context& context) const {
+  const QuantLinearCall call = checked_call(context);
+  if (call.rows > 0) run(context, call);
+}
+
+// One start of the threads for both steps: each takes rows until all are quantized, then chunks of columns.
+void QuantLinear::run(const Context& context, QuantLinearCall call) const {
+  const int64_t blocks = round_up(columns_, kBlock) / kBlock;
+  const int64_t chunks = std::clamp<int64_t>(blocks * kBlock * padded_depth_ / kChunkBytes, 1, blocks);
+  const int64_t tasks = std::min(chunks, kMaxTasks);
+
+  const int64_t values_bytes = call.rows * padded_depth_ * kernel_.value_bytes;
+  const int64_t numbers_bytes = padded_depth_ * int64_t{sizeof(float)};
+  const int64_t scales = call.rows * groups_;
+  char* scratch = kept_scratch(values_bytes + tasks * numbers_bytes + 2 * scales * sizeof(float));
+  call.values = scratch;
+  float* numbers = reinterpret_cast<float*>(scratch + values_bytes);
+  call.scales = numbers + tasks * padded_depth_;
+  call.offsets = reinterpret_cast<int32_t*>(call.scales + scales);
+
+  Progress progress;
+  context.parallel_for(static_cast<size_t>(tasks), [&](size_t task) {
+    for (int64_t row; (row = progress.next_row.fetch_add(1)) < call.rows;) {
+      kernel_.quantize_row(call, row, numbers + static_cast<int64_t>(task) * padded_depth_);
+      progress.quantized_rows.fetch_add(1, std::memory_order_release);
+    }
+    wait_for(progress.quantized_rows, call.rows);
+    for (int64_t chunk; (chunk = progress.next_chunk.fetch_add(1)) < chunks;) {
+      kernel_.multiply(call, chunk * blocks / chunks, (chunk + 1) * blocks / chunks);
+    }
+  });
+}
+
+}  // namespace eagle

@@ -1,0 +1,181 @@
+// QuantLinear in 16 lanes, the same for every instruction set. Follows lanes_math.h and one of dot_*.h, which has
+//
+//     Value               the type of a row's integers
+//     kTileRows           the most rows that dot() takes: their sums fit the registers
+//     store_low_bits      16 Values of the low bits of 16 floats' representations
+//     from_integers       16 floats from int32
+//     dot<rows>           integer products of a tile of rows and a block of 16 columns
+//
+// Integers are exact and floats meet in one order, so that a row's result depends on nothing but the row.
+//
+// A tile of R rows holds R * P values as [P/64, R, 64]: while dot() goes down the depth it reads one line of cache
+// after another and finds the rows at constant distances, and no two rows, which different threads may be writing,
+// share a line.
+#pragma once
+
+#include "quant_linear_kernel.h"
+
+namespace eagle {
+namespace {
+
+constexpr int64_t kBlock = 16;    // columns of a block of the weight
+constexpr int64_t kSegment = 64;  // depth of a line of values
+// How far the weight is fetched ahead, in bytes: memory answers in the time that a tile takes for about this much.
+constexpr int64_t kAhead = 4096;
+
+// The tiles have nearly the same number of rows.
+struct Tile {
+  int64_t first, rows;
+};
+
+inline int64_t tiles_of(const QuantLinearCall& call) { return (call.rows + kTileRows - 1) / kTileRows; }
+
+inline Tile tile_at(const QuantLinearCall& call, int64_t index) {
+  const int64_t first = index * call.rows / tiles_of(call);
+  return {first, (index + 1) * call.rows / tiles_of(call) - first};
+}
+
+inline Lanes load_up_to(const float* from, int64_t count) {
+  return count >= 16 ? load(from) : load_first(from, static_cast<int>(count));
+}
+
+// function(start, count) for every 16 of `size`; the last may be fewer.
+template <class Function>
+inline void for_lanes(int64_t size, const Function& function) {
+  int64_t start = 0;
+  for (; start + 16 <= size; start += 16) function(start, int64_t{16});
+  if (start < size) function(start, size - start);
+}
+
+// x / (1 + e^-u)
+inline Lanes gate(Lanes x, Lanes u) {
+  const Lanes exponent = broadcast(0.0f) - maximum(broadcast(-88.0f), u);
+  return x / (broadcast(1.0f) + exponential(exponent));
+}
+
+inline Lanes silu(Lanes x) { return gate(x, x); }
+
+// x / 2 * (1 + tanh(v)) is x / (1 + e^-2v); v = sqrt(2 / pi) * (x + 0.044715 x^3).
+inline Lanes gelu_tanh(Lanes x) {
+  return gate(x, broadcast(1.59576912f) * (x + broadcast(0.044715f) * (x * x * x)));
+}
+
+// The prologue's result for one row, padded with zeros.
+inline void prepare(const QuantLinearCall& call, int64_t row, float* numbers) {
+  const int64_t depth = call.depth;
+  for (int64_t k = depth / 16 * 16; k < call.padded_depth; k += 16) store(numbers + k, broadcast(0.0f));
+  if (call.prologue == Prologue::kSiluMul || call.prologue == Prologue::kGeluTanhMul) {
+    const float* x = call.x + row * 2 * depth;
+    const bool silu_gate = call.prologue == Prologue::kSiluMul;
+    for_lanes(depth, [&](int64_t k, int64_t count) {
+      const Lanes gate = load_up_to(x + k, count);
+      store(numbers + k, (silu_gate ? silu(gate) : gelu_tanh(gate)) * load_up_to(x + depth + k, count));
+    });
+    return;
+  }
+  const float* x = call.x + row * depth;
+  if (call.prologue == Prologue::kNone) {
+    for_lanes(depth, [&](int64_t k, int64_t count) { store(numbers + k, load_up_to(x + k, count)); });
+    return;
+  }
+  Lanes squares = broadcast(0.0f);
+  for_lanes(depth, [&](int64_t k, int64_t count) {
+    const Lanes v = load_up_to(x + k, count);
+    store(numbers + k, v);
+    squares = squares + v * v;
+  });
+  const float mean = sum_of_lanes(squares) / static_cast<float>(depth);
+  const Lanes inverse = broadcast(1.0f / __builtin_sqrtf(mean + call.epsilon));
+  for_lanes(depth, [&](int64_t k, int64_t count) {
+    store(numbers + k, load(numbers + k) * inverse * load_up_to(call.norm_weight + k, count));
+  });
+}
+
+inline void quantize_row(const QuantLinearCall& call, int64_t row, float* numbers) {
+  prepare(call, row, numbers);
+  const int64_t index = ((row + 1) * tiles_of(call) - 1) / call.rows;
+  const Tile tile = tile_at(call, index);
+  Value* values = static_cast<Value*>(call.values) + tile.first * call.padded_depth + (row - tile.first) * kSegment;
+  const Lanes rounder = broadcast(12582912.0f);  // 1.5 * 2^23: a sum with it is rounded to an integer, in the low bits
+  const int64_t depth = call.padded_depth / call.groups;
+  for (int64_t group = 0; group < call.groups; ++group, numbers += depth) {
+    Lanes largest = broadcast(0.0f);
+    for (int64_t k = 0; k < depth; k += 16) largest = maximum(magnitude(load(numbers + k)), largest);
+    const float highest = maximum_of_lanes(largest);
+    // What is so small that its inverse overflows counts as zero.
+    const float inverse = 127.0f / highest <= __FLT_MAX__ ? 127.0f / highest : 0.0f;
+    Lanes sums = broadcast(0.0f);
+    for (int64_t k = 0; k < depth; k += kSegment, values += tile.rows * kSegment) {
+      for (int64_t i = 0; i < kSegment; i += 16) {
+        const Lanes shifted = load(numbers + k + i) * broadcast(inverse) + rounder;
+        store_low_bits(values + i, shifted);
+        sums = sums + (shifted - rounder);
+      }
+    }
+    // Integers below 2^24, exact in float; NaN if there was a NaN, which `largest` passed over, or an infinity, times 0.
+    const float sum = sum_of_lanes(sums);
+    const bool finite = sum == sum;
+    call.scales[row * call.groups + group] = finite ? (inverse == 0.0f ? 0.0f : highest / 127.0f) : __builtin_nanf("");
+    call.offsets[row * call.groups + group] = finite ? -128 * static_cast<int32_t>(sum) : 0;
+  }
+}
+
+// One tile of rows times one block of columns.
+template <int kRows>
+void multiply_tile(const QuantLinearCall& call, int64_t first_row, int64_t block, int64_t ahead) {
+  const int64_t depth = call.padded_depth / call.groups;
+  const Value* values = static_cast<const Value*>(call.values) + first_row * call.padded_depth;
+  const uint8_t* weight = call.weight + block * call.padded_depth * kBlock;
+  const float* scales = call.scales + first_row * call.groups;
+  const int32_t* offsets = call.offsets + first_row * call.groups;
+  alignas(64) int32_t products[kRows][kBlock];
+  Lanes sums[kRows];
+  for (int64_t group = 0; group < call.groups; ++group) {
+    dot<kRows>(values, weight, depth / kSegment, ahead, products);
+    for (int row = 0; row < kRows; ++row) {
+      const int64_t at = row * call.groups + group;
+      const Lanes scaled = from_integers(products[row], offsets[at]) * broadcast(scales[at]);
+      sums[row] = group == 0 ? scaled : sums[row] + scaled;
+    }
+    values += depth * kRows;
+    weight += depth * kBlock;
+  }
+
+  const int64_t column = block * kBlock;
+  const int count = static_cast<int>(call.columns - column < kBlock ? call.columns - column : kBlock);
+  const Lanes weight_scale = load_up_to(call.weight_scale + column, count);
+  const Lanes bias = call.bias ? load_up_to(call.bias + column, count) : broadcast(0.0f);
+  for (int row = 0; row < kRows; ++row) {
+    const int64_t at = (first_row + row) * call.columns + column;
+    Lanes y = sums[row] * weight_scale;
+    if (call.bias) y = y + bias;
+    if (call.residual) y = y + load_up_to(call.residual + at, count);
+    if (count == kBlock) {
+      store(call.y + at, y);
+    } else {
+      store_first(call.y + at, y, count);
+    }
+  }
+}
+
+// The right number of rows becomes a constant.
+template <int kRows = kTileRows>
+inline void multiply_rows(const QuantLinearCall& call, Tile tile, int64_t block, int64_t ahead) {
+  if constexpr (kRows > 0) {
+    if (tile.rows == kRows) return multiply_tile<kRows>(call, tile.first, block, ahead);
+    multiply_rows<kRows - 1>(call, tile, block, ahead);
+  }
+}
+
+// Block after block, so that the weight comes from memory once, in order.
+inline void multiply(const QuantLinearCall& call, int64_t first, int64_t end) {
+  const int64_t tiles = tiles_of(call);
+  for (int64_t block = first; block < end; ++block) {
+    for (int64_t index = 0; index < tiles; ++index) {
+      multiply_rows(call, tile_at(call, index), block, index == 0 ? kAhead : 0);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace eagle
