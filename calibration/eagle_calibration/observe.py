@@ -33,7 +33,7 @@ class ObservedRows:
 
 @contextmanager
 def observing(module: nn.Module, names: Collection[str]) -> Iterator[ObservedRows]:
-    """Within it, what `module` runs is observed at its submodules `names`; names that are no submodules are left out."""
+    """Within it, `module` is observed at its submodules `names`; names that are no submodules are left out."""
     observed, hooks = ObservedRows(), []
     modules = dict(module.named_modules())
     for name in names:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import onnx_ir as ir
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from eagle_calibration.observe import observing
 from eagle_calibration.plan import Plan, plan_layers
 from eagle_exporter.heads import HeadSpec
 from eagle_exporter.probe import Answer, draft_chains
+from eagle_exporter.target import as_transformers_runs_it
 from eagle_graphs.lowering.linear import linears
 
 
@@ -23,12 +26,16 @@ def calibrate(
     """How each linear layer of the neutral graphs "target" and "draft" is to be quantized."""
     layers = {name: linears(graph.graph) for name, graph in graphs.items()}
     names = {name: [layer.name for layer in found] for name, found in layers.items()}
-    target = modules["target"].get_submodule("model")
-    with torch.no_grad(), observing(modules["target"], names["target"]) as rows:
-        with observing(modules["draft"], names["draft"]) as draft_rows:
-            for answer in answers:
-                target(answer.tokens[None], use_cache=False)
-                draft_chains(modules["draft"], spec, answer)
+    target = cast(PreTrainedModel, modules["target"].get_submodule("model"))
+    with (
+        as_transformers_runs_it(target),
+        torch.no_grad(),
+        observing(modules["target"], names["target"]) as rows,
+        observing(modules["draft"], names["draft"]) as draft_rows,
+    ):
+        for answer in answers:
+            target(answer.tokens[None], use_cache=False)
+            draft_chains(modules["draft"], spec, answer)
     observed = {"target": rows, "draft": draft_rows}
     return {name: plan_layers(found, observed[name]) for name, found in layers.items()}
 

@@ -32,6 +32,15 @@ class Precision(str, Enum):  # noqa: UP042
     """Precisions of weights and arithmetic."""
 
     FP32 = "fp32"
+    INT8 = "int8"
+
+
+class Kernels(str, Enum):  # noqa: UP042
+    """Whose attention and quantized products run on the CPU."""
+
+    AUTO = "auto"
+    NATIVE = "native"
+    STOCK = "stock"
 
 
 @app.command()
@@ -45,6 +54,7 @@ def export(
     out: Annotated[Path | None, typer.Option(help="Bundle to write.  [default: MODEL-eagle]")] = None,
     backend: Annotated[Backend, typer.Option(help="What will run the graphs.")] = Backend.ONNXRUNTIME,
     precision: Annotated[Precision, typer.Option(help="Of weights and arithmetic.")] = Precision.FP32,
+    kernels: Annotated[Kernels, typer.Option(help="native: the package's own; stock: ONNX Runtime's.")] = Kernels.AUTO,
     capacity: Annotated[int | None, typer.Option(help="Tokens of context.  [default: 2048]")] = None,
     prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens a pass.  [default: 256]")] = None,
     taps: Annotated[str | None, typer.Option(help="Hidden states that the head reads, as 2,15,27.")] = None,
@@ -88,6 +98,8 @@ def export(
         prefill_chunk=prefill_chunk,
         overrides=overrides,
         accept_probe=accept_probe,
+        precision=precision.value,
+        kernels=kernels.value,
     )
     report = run_export(options, Steps(console))
     report.print(console)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from torch import nn
 
@@ -21,6 +21,7 @@ from eagle_exporter.engines import choose_kernels, write_engines
 from eagle_exporter.heads import Head, Overrides, TargetShape, load_head
 from eagle_exporter.parity import OutputParity
 from eagle_exporter.probe import read_answers, run_probe
+from eagle_exporter.proof import Agreement
 from eagle_exporter.report import Report, Steps, versions
 from eagle_exporter.target import Target, TargetGraph, load_target, settle
 from eagle_exporter.tokenizer import prompt_tokens, save_tokenizer
@@ -102,7 +103,7 @@ def export(options: ExportOptions, steps: Steps) -> Report:
         with steps("lower for ONNX Runtime on the CPU and write"):
             engines = write_engines(directory, neutral, kernels, plans, precision=options.precision)
             del neutral
-        parity = {}
+        parity: dict[str, list[OutputParity]] = {}
         for index, engine in enumerate(engines):
             with steps(f"compare with torch ({engine.kernels} kernels)"):
                 parity[engine.kernels], exactness = _compare(directory, engine, graphs, head, prompts)
@@ -126,15 +127,20 @@ def export(options: ExportOptions, steps: Steps) -> Report:
         write_manifest(proof.PLAIN)
         names = [proof.PLAIN, *(str(profile.nodes) for profile in options.profiles)]
         proven = prompts[::2]  # half of them, for the export's time
-        runs, agreement = {}, {}
+        runs: dict[str, dict[str, Any]] = {}
+        agreement: dict[str, Agreement] = {}
         for engine in engines:
             with steps(f"run the bundle ({engine.kernels} kernels)"):
                 runs[engine.kernels] = proof.run_bundle(
                     directory, proven, names, kernels=engine.kernels, max_new_tokens=CHECKED_TOKENS
                 )
                 agreement[engine.kernels] = proof.check_greedy(
-                    target, proven, runs[engine.kernels], engine.exactness,
-                    quantized=plans is not None, max_new_tokens=CHECKED_TOKENS,
+                    target,
+                    proven,
+                    runs[engine.kernels],
+                    engine.exactness,
+                    quantized=plans is not None,
+                    max_new_tokens=CHECKED_TOKENS,
                 )
         with steps("write the bundle"):
             measured = runs[engines[0].kernels]
@@ -142,11 +148,10 @@ def export(options: ExportOptions, steps: Steps) -> Report:
             report = Report(
                 steps=steps.done(),
                 probe=probe,
+                precision=options.precision,
                 parity=parity,
                 exactness={engine.kernels: engine.exactness for engine in engines},
                 agreement=agreement,
-                greedy_tokens=CHECKED_TOKENS,
-                greedy_prompts=len(proven),
                 measured={name: run["stats"] for name, run in measured.items()},
                 default_profile=default_profile,
                 taps=head.spec.taps,

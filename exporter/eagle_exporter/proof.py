@@ -25,14 +25,27 @@ SMALLEST_GAP = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NearTie:
-    """A greedy choice that differed because torch's two best logits were nearly equal."""
+class Parting:
+    """A prompt after which a profile's greedy tokens and torch's go apart, and where."""
 
     prompt: int
+    profile: str
     step: int
     found: int
     torch: int
     gap: float
+    """How far apart the two tokens' logits are in torch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """Greedy tokens of every profile against plain decoding's and torch's."""
+
+    prompts: int
+    tokens: int
+    """Of each prompt."""
+    partings: tuple[Parting, ...]
+    """From torch: near-ties, or what the rounding of a quantized bundle changes."""
 
     def to_dict(self) -> dict[str, Any]:
         """For the report."""
@@ -40,10 +53,15 @@ class NearTie:
 
 
 def run_bundle(
-    directory: Path, prompts: Sequence[Sequence[int]], profiles: Sequence[str], *, max_new_tokens: int
+    directory: Path, prompts: Sequence[Sequence[int]], profiles: Sequence[str], *, kernels: str, max_new_tokens: int
 ) -> dict[str, Any]:
     """What `eagle_runtime.measure` says of the bundle. Raises EagleError where it fails."""
-    request = {"prompts": [list(p) for p in prompts], "profiles": list(profiles), "max_new_tokens": max_new_tokens}
+    request = {
+        "prompts": [list(p) for p in prompts],
+        "profiles": list(profiles),
+        "kernels": kernels,
+        "max_new_tokens": max_new_tokens,
+    }
     process = subprocess.run(
         [sys.executable, "-m", "eagle_runtime.measure", str(directory)],
         input=json.dumps(request),
@@ -77,28 +95,38 @@ def check_greedy(
     runs: dict[str, Any],
     exactness: Exactness,
     *,
+    quantized: bool,
     max_new_tokens: int,
-) -> list[NearTie]:
-    """Compares every profile's first tokens with torch's. Returns the near-ties at which they parted.
+) -> Agreement:
+    """Compares every profile's first tokens with plain decoding's and with torch's.
 
-    Raises EagleError on a difference where torch's two logits lie further apart than rounding explains.
+    Raises EagleError on a difference from torch where the two logits lie further apart than rounding explains, or,
+    of a quantized bundle, whose plain decoding is the truth, on any difference from that.
     """
-    ties = []
+    partings = []
     for number, prompt in enumerate(prompts):
         expected, logits = torch_greedy(target, prompt, max_new_tokens=max_new_tokens)
+        plain = runs[PLAIN]["token_ids"][number]
         for profile, run in runs.items():
             found = run["token_ids"][number]  # it goes on past an end-of-sequence, and may end at the capacity
+            if exactness.kind == "bitwise" and found[: len(plain)] != plain[: len(found)]:
+                raise EagleError(
+                    f"with profile {profile} the bundle's tokens are not plain decoding's (prompt {number}), though "
+                    "their logits are bit for bit the same: no bundle was written; please report this"
+                )
             step = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), None)
             if step is None:
                 continue
             gap = float(logits[step][expected[step]] - logits[step][found[step]])
-            if not 0 <= gap <= max(exactness.logit_gap, SMALLEST_GAP):
+            if not quantized and not 0 <= gap <= max(exactness.logit_gap, SMALLEST_GAP):
                 raise EagleError(
                     f"with profile {profile} the bundle says token {found[step]} where torch says {expected[step]} "
                     f"(prompt {number}, token {step}, logits {gap:.3g} apart): no bundle was written"
                 )
-            ties.append(NearTie(prompt=number, step=step, found=found[step], torch=expected[step], gap=gap))
-    return ties
+            partings.append(
+                Parting(prompt=number, profile=profile, step=step, found=found[step], torch=expected[step], gap=gap)
+            )
+    return Agreement(prompts=len(prompts), tokens=max_new_tokens, partings=tuple(partings))
 
 
 def fastest_profile(runs: dict[str, Any]) -> str:

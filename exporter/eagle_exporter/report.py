@@ -15,9 +15,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from eagle_exporter.parity import TOLERANCE, OutputParity, check_tolerance
+from eagle_exporter.parity import QUANTIZED_TOLERANCE, TOLERANCE, OutputParity, check_tolerance
 from eagle_exporter.probe import DEPTH, Probe
-from eagle_exporter.proof import NearTie
+from eagle_exporter.proof import Agreement
 from eagle_graphs.manifest import Exactness
 
 _PACKAGES = ("eagle-aot", "torch", "transformers", "onnx", "onnxscript", "onnx-ir", "onnxruntime", "tokenizers")
@@ -44,10 +44,10 @@ class Steps:
         for note in notes:
             self._console.print(f"[yellow]note[/yellow]  {note}", highlight=False)
 
-    def check_parity(self, parity: Sequence[OutputParity]) -> None:
+    def check_parity(self, parity: Sequence[OutputParity], *, quantized: bool) -> None:
         """Prints the parity table; raises EagleError where an output is out of tolerance."""
-        self._console.print(parity_table(parity))
-        check_tolerance(parity)
+        self._console.print(parity_table(parity, quantized=quantized))
+        check_tolerance(parity, quantized=quantized)
 
     def check_probe(self, probe: Probe, *, accept: bool) -> None:
         """Prints the probe's table; raises EagleError where it speaks against the head, unless that is accepted."""
@@ -69,13 +69,11 @@ class Report:
     steps: dict[str, float]
     """Seconds."""
     probe: Probe
-    parity: list[OutputParity]
-    exactness: Exactness
-    near_ties: list[NearTie]
-    """Places where a greedy run parted from torch's at two nearly equal logits."""
-    greedy_tokens: int
-    """Tokens compared with torch for each of those prompts and each profile."""
-    greedy_prompts: int
+    precision: str
+    parity: dict[str, list[OutputParity]]
+    """Of each set of kernels, as the next two."""
+    exactness: dict[str, Exactness]
+    agreement: dict[str, Agreement]
     measured: dict[str, Any]
     """Stats of each profile on the exporting machine."""
     default_profile: str
@@ -93,9 +91,9 @@ class Report:
         return data | {
             "tolerance": TOLERANCE,
             "probe": self.probe.to_dict(),
-            "parity": [entry.to_dict() for entry in self.parity],
-            "exactness": asdict(self.exactness),
-            "near_ties": [tie.to_dict() for tie in self.near_ties],
+            "parity": {name: [entry.to_dict() for entry in entries] for name, entries in self.parity.items()},
+            "exactness": {name: asdict(exactness) for name, exactness in self.exactness.items()},
+            "agreement": {name: agreement.to_dict() for name, agreement in self.agreement.items()},
             "peak_memory_bytes": peak_memory(),
         }
 
@@ -111,15 +109,14 @@ class Report:
                 f"{stats['acceptance_rate']:.0%}",
             )
         console.print(table)
-        exact = self.exactness
-        console.print(
-            f"exactness: {exact.kind} (logits of a path differ from plain decoding's by at most "
-            f"{exact.max_logit_difference:.2g} over {exact.rows} rows); "
-            f"taps {', '.join(map(str, self.taps))}; "
-            f"greedy equals torch on {self.greedy_tokens} tokens of {self.greedy_prompts} prompts"
-            + (f" but for {len(self.near_ties)} near-ties" if self.near_ties else ""),
-            highlight=False,
-        )
+        for kernels, exactness in self.exactness.items():
+            agreement = self.agreement[kernels]
+            apart = len({parting.prompt for parting in agreement.partings})
+            console.print(
+                f"{kernels} kernels: {exactness.sentence()}; greedy equals torch on {agreement.tokens} tokens of "
+                f"{agreement.prompts - apart} of {agreement.prompts} prompts",
+                highlight=False,
+            )
         size = sum(self.sizes.values()) / 1e6
         console.print(
             f"{size:.0f} MB, {sum(self.steps.values()):.0f} s, {peak_memory() / 1e9:.1f} GB of memory at most",
@@ -127,15 +124,19 @@ class Report:
         )
 
 
-def parity_table(parity: Sequence[OutputParity]) -> Table:
-    """Every output's worst element."""
-    table = Table("graph", "output", "compared", "worst", "relative", "at", title=f"parity (tolerance {TOLERANCE:g})")
+def parity_table(parity: Sequence[OutputParity], *, quantized: bool) -> Table:
+    """Every output's worst element, and its error over all elements."""
+    tolerance = f"rms {QUANTIZED_TOLERANCE:g}" if quantized else f"{TOLERANCE:g}"
+    title = f"against torch (tolerance {tolerance})"
+    table = Table("graph", "output", "compared", "rms", "worst", "relative", "at", title=title)
     for entry in parity:
-        style = "red" if entry.relative > TOLERANCE else ""
+        bad = entry.rms > QUANTIZED_TOLERANCE if quantized else entry.relative > TOLERANCE
+        style = "red" if bad and not (quantized and entry.output.endswith("_ids")) else ""
         table.add_row(
             entry.graph,
             entry.output,
             f"{entry.compared:,}",
+            f"{entry.rms:.2g}",
             f"{entry.worst:.2g}",
             f"{entry.relative:.2g}",
             entry.where,

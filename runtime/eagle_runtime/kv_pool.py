@@ -67,7 +67,7 @@ class KVPool:
         return len(self._free)
 
     def views(self, slot: int, prefix: str) -> dict[str, npt.NDArray[np.float32]]:
-        """Each cache port of a slot, by name: contiguous views [1, kv_heads, rows, head_dim], keys perhaps in blocks."""
+        """Each cache port of a slot, by name: contiguous views [1, kv_heads, rows, head_dim] or, of keys, in blocks."""
         layers = self.buffer.shape[0]
         keys = self.keys if self.key_block > 1 else self.buffer[:, 0]
         parts = (cache[layer, slot : slot + 1] for layer in range(layers) for cache in (keys, self.values))

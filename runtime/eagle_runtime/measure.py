@@ -4,7 +4,8 @@ Also a command, for whoever may not import the runtime, the exporter above all:
 
     python -m eagle_runtime.measure BUNDLE < request.json
 
-The request is {"prompts": [[token ids], ...], "profiles": ["plain", "8", ...], "max_new_tokens": n}; the
+The request is {"prompts": [[token ids], ...], "profiles": ["plain", "8", ...], "kernels": "auto",
+"max_new_tokens": n}; the
 answer on standard output is {profile: {"token_ids": [[...], ...], "stats": {...}}}.
 """
 
@@ -52,7 +53,7 @@ def measure(
 
 def _answer(directory: str, request: dict[str, Any]) -> dict[str, Any]:
     drafted = next((profile for profile in request["profiles"] if profile != "plain"), "plain")
-    with Session.open(directory, profile=drafted) as session:
+    with Session.open(directory, profile=drafted, kernels=request["kernels"]) as session:
         runs = measure(session, request["prompts"], request["profiles"], max_new_tokens=request["max_new_tokens"])
     return {profile: {"token_ids": run.token_ids, "stats": run.stats.to_dict()} for profile, run in runs.items()}
 

@@ -43,7 +43,7 @@ class SessionBusyError(EagleError):
 class Session:
     """Answers with EAGLE from one bundle. Use `open`; close it, or use it as a context manager."""
 
-    def __init__(self, bundle: Bundle, *, profile: str, threads: int | None) -> None:
+    def __init__(self, bundle: Bundle, *, profile: str, threads: int | None, kernels: str) -> None:
         manifest = bundle.manifest
         self.bundle = bundle
         self.stats = Stats()
@@ -60,11 +60,19 @@ class Session:
             self._template = ChatTemplate(
                 bundle.text(manifest.tokenizer.chat_template), manifest.tokenizer.special_tokens
             )
+        self.engine = select_engine(manifest, kernels)
+        """The compiled graphs in use, and how exact they are."""
         self._open_graphs(threads)
 
     @classmethod
     def open(
-        cls, directory: Path | str, *, profile: str = AUTO, threads: int | None = None, verify: bool = False
+        cls,
+        directory: Path | str,
+        *,
+        profile: str = AUTO,
+        threads: int | None = None,
+        kernels: str = AUTO,
+        verify: bool = False,
     ) -> Self:
         """Opens a bundle.
 
@@ -72,6 +80,7 @@ class Session:
             directory: the bundle.
             profile: nodes of the tree to verify, as text; "auto" for the bundle's default; "plain" for none.
             threads: of ONNX Runtime; None for one a core.
+            kernels: "native" or "stock", where the bundle holds graphs for both; "auto" for the best that runs here.
             verify: hash every file of the bundle even if this machine has done so before.
 
         Raises:
@@ -79,7 +88,7 @@ class Session:
         """
         if threads is not None and threads < 1:
             raise EagleError(f"threads is {threads}; expected 1 or more, or none to use every core")
-        return cls(open_bundle(directory, verify=verify), profile=profile, threads=threads)
+        return cls(open_bundle(directory, verify=verify), profile=profile, threads=threads, kernels=kernels)
 
     def generate(self, prompt: str | None = None, **options: Unpack[StreamOptions]) -> Generation:
         """The whole answer at once; takes what `stream` takes."""
@@ -319,8 +328,6 @@ class Session:
 
     def _open_graphs(self, threads: int | None) -> None:
         manifest = self.bundle.manifest
-        self.engine = select_engine(manifest)
-        """The compiled graphs in use, and how exact they are."""
         target = open_target(self.bundle, self.engine, threads=threads)
         self._graphs = [target.graph]
         drafter = None

@@ -66,7 +66,8 @@ def _linear(node: ir.Node) -> Linear | None:
             return None
         transposed = "transB" in node.attributes and bool(node.attributes["transB"].value)
         return Linear(nodes=(node,), x=x, y=node.outputs[0], weight=weight, rows_are_outputs=transposed, bias=bias)
-    nodes, y, bias = (node,), node.outputs[0], None
+    nodes: tuple[ir.Node, ...] = (node,)
+    y, bias = node.outputs[0], None
     addition, other = _only_addition(y)
     if addition is not None and other is not None and is_constant(other, rank=1):
         assert weight.const_value is not None

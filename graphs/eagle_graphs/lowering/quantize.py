@@ -16,7 +16,7 @@ Until `pack_weights` the matrices are int8 [N, K], so that the passes before it 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -124,7 +124,12 @@ def _merge(rewriter: Rewriter, nodes: list[ir.Node]) -> None:
     joined = [rewriter.constant(np.concatenate([_constant(node, index) for node in nodes])) for index in columns]
     attributes = {name: attribute.value for name, attribute in first.attributes.items()} | {"N": sum(widths)}
     (out,) = rewriter.insert(
-        first, native_ops.QUANT_LINEAR, [first.inputs[0], *joined], attributes, domain=native_ops.DOMAIN, name=first.name
+        first,
+        native_ops.QUANT_LINEAR,
+        [first.inputs[0], *joined],
+        attributes,
+        domain=native_ops.DOMAIN,
+        name=first.name,
     )
     parts = rewriter.insert(
         first, "Split", [out, rewriter.ints(*widths)], {"axis": -1}, outputs=len(nodes), name=f"{first.name}.split"

@@ -19,10 +19,14 @@ class OpenGraph:
     pool: KVPool
 
 
-def select_engine(manifest: Manifest) -> Engine:
-    """The first engine that this machine can run. Raises EagleError where there is none."""
+def select_engine(manifest: Manifest, kernels: str = "auto") -> Engine:
+    """The first engine for these kernels that this machine can run. Raises EagleError where there is none."""
     problem = None
-    for engine in manifest.engines:
+    engines = [engine for engine in manifest.engines if kernels in ("auto", engine.kernels)]
+    if not engines:
+        held = ", ".join(dict.fromkeys(engine.kernels for engine in manifest.engines))
+        raise EagleError(f"kernels is {kernels!r}; the bundle has graphs for {held}")
+    for engine in engines:
         if engine.kernels == "stock":
             return engine
         problem = native_problem()
@@ -43,9 +47,7 @@ def open_target(bundle: Bundle, engine: Engine, *, threads: int | None) -> OpenG
         feature_width=manifest.head.hidden_size,
         key_block=engine.key_block,
     )
-    pool = KVPool(
-        manifest.target.kv, slots=engine.slots, rows=manifest.limits.buffer_rows, key_block=engine.key_block
-    )
+    pool = KVPool(manifest.target.kv, slots=engine.slots, rows=manifest.limits.buffer_rows, key_block=engine.key_block)
     native = engine.kernels == "native"
     graph = OnnxRuntimeGraph(bundle.path(engine.target), ports, pool, threads=threads, native=native)
     return OpenGraph(graph=graph, pool=pool)
