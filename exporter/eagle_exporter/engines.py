@@ -34,8 +34,9 @@ def choose_kernels(asked: str, precision: str) -> tuple[Kernels, ...]:
     if precision == "int8":
         if asked == "stock" or not built:
             raise EagleError(
-                "--precision int8 needs the library of native CPU ops: with ONNX Runtime's own attention, answers would "
-                "not be the target's. Install eagle-aot where there is a C++ compiler, or export with --precision fp32"
+                "--precision int8 needs the library of native CPU ops, since with ONNX Runtime's own attention a "
+                "tree's text would not be plain decoding's: install eagle-aot where there is a C++ compiler, or export with "
+                "--precision fp32"
             )
         return ("native",)
     if asked == "stock" or not built:

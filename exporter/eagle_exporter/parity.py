@@ -150,14 +150,15 @@ def _topk_up_to_ties(found: Feeds, expected: Feeds) -> tuple[Array, Array]:
     return np.where(tie & neighbours, expected["topk_ids"], found["topk_ids"]), expected["topk_ids"]
 
 
-def check_tolerance(entries: Sequence[OutputParity], *, quantized: bool) -> None:
+def check_tolerance(entries: Sequence[OutputParity], *, quantized: bool = False) -> None:
     """Raises EagleError, naming the worst element, where an output is not torch's, or is further off than rounding."""
     if quantized:
         worst = max((e for e in entries if not e.output.endswith("_ids")), key=lambda entry: entry.rms)
         if not worst.rms <= QUANTIZED_TOLERANCE:
             raise EagleError(
                 f"the quantized {worst.graph} graph is too far from torch: {worst.output} is off by {worst.rms:.0%} "
-                f"(root mean square; {QUANTIZED_TOLERANCE:.0%} allowed). No bundle was written; export with --precision fp32"
+                f"(root mean square; {QUANTIZED_TOLERANCE:.0%} allowed). No bundle was written; "
+                "export with --precision fp32"
             )
         return
     failed = [entry for entry in entries if entry.relative > TOLERANCE]

@@ -96,8 +96,8 @@ class Exactness:
             what = f"the logits of a path are plain decoding's, bit for bit, over {self.rows} rows"
         else:
             what = (
-                f"logits differ from plain decoding's by at most {self.max_logit_difference:.2g} over {self.rows} rows, "
-                f"so greedy text can differ only where the two best are closer than {self.logit_gap:.2g}"
+                f"logits differ from plain decoding's by at most {self.max_logit_difference:.2g} over {self.rows} "
+                f"rows, so greedy text can differ only where the two best are closer than {self.logit_gap:.2g}"
             )
         return f"exactness: {self.kind} (measured at export: {what})"
 
@@ -192,6 +192,12 @@ class Manifest:
                     raise EagleError(f"manifest.{where}.{name} is {value}; expected 1 or more: export the bundle again")
                 if name == "dtype" and value not in DTYPES:
                     raise EagleError(f"manifest.{where}.dtype is {value!r}; expected one of {', '.join(DTYPES)}")
+        for index, engine in enumerate(self.engines):
+            if self.limits.buffer_rows % engine.key_block:
+                raise EagleError(
+                    f"manifest.limits.buffer_rows is {self.limits.buffer_rows}; expected a multiple of the "
+                    f"{engine.key_block} rows of a block in engines[{index}]: export the bundle again"
+                )
         for profile in self.profiles:
             if profile.top_k > self.head.top_k:
                 raise EagleError(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from eagle_exporter import attention, pipeline
+from eagle_exporter import attention, engines, pipeline
 from eagle_exporter.checkpoint import find_checkpoint
 from eagle_exporter.proof import check_greedy, fastest_profile, torch_greedy
 from eagle_exporter.report import Steps
@@ -20,19 +20,21 @@ from eagle_graphs import EagleError, profiles_from_text, tree_attention
 from eagle_graphs.manifest import Exactness, manifest_from_json
 
 EXACT = Exactness(kind="near-tie", logit_gap=1e-4, max_logit_difference=5e-5, rows=1)
+BITWISE = Exactness(kind="bitwise", logit_gap=0.0, max_logit_difference=0.0, rows=1)
 
 
 def test_the_report_and_the_manifest_tell_what_was_done(tiny_bundle: Path) -> None:
     report = json.loads((tiny_bundle / "export-report.json").read_text())
     manifest = manifest_from_json((tiny_bundle / "manifest.json").read_text())
-    compared = {(entry["graph"], entry["output"]) for entry in report["parity"]}
-    assert compared == {
-        *(("target", name) for name in ("argmax_ids", "logits", "finite", "features", "present")),
-        *(("draft", name) for name in ("hidden_out", "topk_ids", "topk_logprobs", "present")),
-    }
-    assert all(entry["relative"] <= report["tolerance"] for entry in report["parity"])
+    assert [engine.kernels for engine in manifest.engines] == ["native", "stock"] == list(report["parity"])
+    for parity in report["parity"].values():
+        assert {(entry["graph"], entry["output"]) for entry in parity} == {
+            *(("target", name) for name in ("argmax_ids", "logits", "finite", "features", "present")),
+            *(("draft", name) for name in ("hidden_out", "topk_ids", "topk_logprobs", "present")),
+        }
+        assert all(entry["relative"] <= report["tolerance"] for entry in parity)
     assert report["taps"] == [2, 3, 3] == list(manifest.head.taps)
-    assert report["exactness"]["kind"] in ("bitwise", "near-tie")
+    assert all(exactness["kind"] in ("bitwise", "near-tie") for exactness in report["exactness"].values())
     assert set(report["measured"]) == {"plain", "4", "8", "16"}
     assert (
         report["default_profile"]
@@ -58,8 +60,8 @@ def test_a_lowering_that_is_wrong_stops_the_export(
                 node.attributes["scale"] = ir.AttrFloat32("scale", node.attributes["scale"].as_float() * 1.01)
         return right(model)
 
-    right = pipeline.lower_for_onnxruntime_cpu
-    monkeypatch.setattr(pipeline, "lower_for_onnxruntime_cpu", lower_wrongly)
+    right = engines.lower_for_onnxruntime_cpu
+    monkeypatch.setattr(engines, "lower_for_onnxruntime_cpu", lower_wrongly)
     options = pipeline.ExportOptions(
         model=str(tiny_target),
         draft=str(tiny_head),
@@ -79,18 +81,34 @@ def test_greedy_text_that_is_not_torch_s_stops_the_export(tiny_target: Path) -> 
     prompt = [0, 10, 20, 30]
     tokens, logits = torch_greedy(target, prompt, max_new_tokens=6)
     right = {"plain": {"token_ids": [[*tokens, 5]]}}
-    assert check_greedy(target, [prompt], right, EXACT, max_new_tokens=6) == []
+    assert check_greedy(target, [prompt], right, EXACT, quantized=False, max_new_tokens=6).partings == ()
 
     second = int(logits[2].topk(2).indices[1])
-    wrong = {"8": {"token_ids": [[*tokens[:2], second, *tokens[3:]]]}}
+    wrong = {**right, "8": {"token_ids": [[*tokens[:2], second, *tokens[3:]]]}}
     with pytest.raises(EagleError, match=rf"profile 8 the bundle says token {second} where torch says {tokens[2]}"):
-        check_greedy(target, [prompt], wrong, EXACT, max_new_tokens=6)
+        check_greedy(target, [prompt], wrong, EXACT, quantized=False, max_new_tokens=6)
 
     gap = float(logits[2].topk(2).values @ torch.tensor([1.0, -1.0]))
     lenient = Exactness(kind="statistical", logit_gap=2 * gap, max_logit_difference=gap, rows=1)
-    (tie,) = check_greedy(target, [prompt], wrong, lenient, max_new_tokens=6)
-    assert (tie.step, tie.found, tie.torch) == (2, second, tokens[2])
+    agreement = check_greedy(target, [prompt], wrong, lenient, quantized=False, max_new_tokens=6)
+    (tie,) = agreement.partings
+    assert (tie.profile, tie.step, tie.found, tie.torch) == ("8", 2, second, tokens[2])
     assert tie.gap == pytest.approx(gap, rel=1e-4)
+    assert (agreement.prompts, agreement.tokens) == (1, 6)
+
+
+def test_of_a_quantized_bundle_plain_decoding_is_the_truth(tiny_target: Path) -> None:
+    target = load_target(find_checkpoint(str(tiny_target), what="target"))
+    prompt = [0, 10, 20, 30]
+    tokens, logits = torch_greedy(target, prompt, max_new_tokens=6)
+    other = [*tokens[:2], int(logits[2].topk(9).indices[8]), *tokens[3:]]
+    alike = {name: {"token_ids": [other]} for name in ("plain", "8")}
+    partings = check_greedy(target, [prompt], alike, BITWISE, quantized=True, max_new_tokens=6).partings
+    assert {(parting.profile, parting.step) for parting in partings} == {("plain", 2), ("8", 2)}
+
+    apart = alike | {"8": {"token_ids": [tokens]}}
+    with pytest.raises(EagleError, match="with profile 8 the bundle's tokens are not plain decoding's"):
+        check_greedy(target, [prompt], apart, BITWISE, quantized=True, max_new_tokens=6)
 
 
 def test_attention_in_torch_is_the_op_s_definition() -> None:

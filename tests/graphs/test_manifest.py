@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -26,6 +26,22 @@ from eagle_graphs.ports import KVGeometry
 from eagle_graphs.profiles import profiles_from_text
 
 FILES = ("target.onnx", "draft.onnx", "tokenizer/tokenizer.json", "tokenizer/chat_template.jinja")
+
+
+NEAR_TIE = Exactness(kind="near-tie", logit_gap=1e-3, max_logit_difference=4.5e-5, rows=512)
+
+
+def engine(kernels: Literal["native", "stock"]) -> Engine:
+    return Engine(
+        backend="onnxruntime",
+        device="cpu",
+        kernels=kernels,
+        precision="fp32",
+        slots=1,
+        target=FILES[0],
+        draft=FILES[1],
+        exactness=NEAR_TIE,
+    )
 
 
 def manifest(**changes: Any) -> Manifest:
@@ -58,10 +74,7 @@ def manifest(**changes: Any) -> Manifest:
         profiles=profiles_from_text("4,8,16"),
         default_profile="8",
         limits=Limits(capacity=1024, prefill_chunk=64, buffer_rows=1088),
-        exactness=Exactness(kind="near-tie", logit_gap=1e-3, max_logit_difference=4.5e-5, rows=512),
-        engines=(
-            Engine(backend="onnxruntime", device="cpu", precision="fp32", slots=1, target=FILES[0], draft=FILES[1]),
-        ),
+        engines=(engine("native"), engine("stock")),
     )
     return replace(made, **changes)
 
@@ -93,7 +106,7 @@ def refusal(edit: Callable[[Any], object]) -> str:
         manifest(profiles=(), default_profile="plain", engines=(), versions={}),
         manifest(tokenizer=TokenizerFiles(tokenizer=FILES[2], chat_template=None, special_tokens={})),
         manifest(versions={"größe": 'a "quoted" \\ line\n', "": ""}),
-        manifest(exactness=Exactness(kind="bitwise", logit_gap=0.0, max_logit_difference=0.1 + 0.2, rows=0)),
+        manifest(engines=(replace(engine("stock"), exactness=replace(NEAR_TIE, logit_gap=0.1 + 0.2)),)),
     ],
     ids=["full", "plain by default", "only plain", "no template", "odd text", "float"],
 )
@@ -116,8 +129,8 @@ def test_the_json_is_one_for_people_and_other_tools() -> None:
 
 def test_a_whole_number_will_do_for_a_float() -> None:
     data = json.loads(manifest().to_json())
-    data["exactness"]["logit_gap"] = 0
-    gap = manifest_from_json(json.dumps(data)).exactness.logit_gap
+    data["engines"][0]["exactness"]["logit_gap"] = 0
+    gap = manifest_from_json(json.dumps(data)).engines[0].exactness.logit_gap
     assert type(gap) is float
     assert gap == 0
 
@@ -145,7 +158,7 @@ def test_another_schema_is_refused_whatever_else_it_holds(schema: Any) -> None:
     assert "install the version that made it" in str(caught.value)
 
 
-@pytest.mark.parametrize("schema", [True, 1.0])
+@pytest.mark.parametrize("schema", [float(SCHEMA)])
 def test_a_schema_that_only_equals_the_number_is_refused(schema: Any) -> None:
     assert "manifest.schema is" in refusal(lambda data: data.update(schema=schema))
 
@@ -160,7 +173,7 @@ PLACES = [  # of objects with fields, at every depth, and how a message names th
     (("files", "draft.onnx"), "manifest.files['draft.onnx']"),
     (("profiles", 2), "manifest.profiles[2]"),
     (("engines", 0), "manifest.engines[0]"),
-    (("exactness",), "manifest.exactness"),
+    (("engines", 0, "exactness"), "manifest.engines[0].exactness"),
     (("limits",), "manifest.limits"),
     (("tokenizer",), "manifest.tokenizer"),
 ]
@@ -208,8 +221,8 @@ def test_all_that_is_wrong_with_an_object_is_named_at_once() -> None:
         (("engines", 0, "backend"), "tflite", "manifest.engines[0].backend is 'tflite'; expected one of 'onnxruntime'"),
         (("engines",), {}, "manifest.engines is dict '{}'; expected list"),
         (("engines", 0), None, "manifest.engines[0] is NoneType 'None'; expected dict"),
-        (("exactness", "logit_gap"), "0", "manifest.exactness.logit_gap is str '0'; expected float"),
-        (("exactness", "logit_gap"), False, "manifest.exactness.logit_gap is bool 'False'; expected float"),
+        (("engines", 0, "exactness", "logit_gap"), "0", "manifest.engines[0].exactness.logit_gap is str '0'; expected float"),
+        (("engines", 0, "exactness", "logit_gap"), False, "manifest.engines[0].exactness.logit_gap is bool 'False'; expected float"),
         (("files",), [], "manifest.files is list '[]'; expected dict"),
         (("files", "draft.onnx", "size"), "10", "manifest.files['draft.onnx'].size is str '10'; expected int"),
         (("versions", "torch"), 2.13, "manifest.versions['torch'] is float '2.13'; expected str"),
@@ -266,6 +279,21 @@ def test_a_size_of_nothing_is_refused(place: tuple[str | int, ...], value: int) 
     message = refusal(lambda data: at(data, *above).update({last: value}))
     assert message.startswith("manifest.")
     assert f".{last} is {value}; expected 1 or more: " in message
+
+
+def test_a_buffer_that_does_not_hold_whole_blocks_is_refused() -> None:
+    message = refusal(lambda data: data["limits"].update(buffer_rows=1089))
+    assert message.startswith("manifest.limits.buffer_rows is 1089; expected a multiple of the 16 rows of a block")
+    rows = replace(manifest().limits, buffer_rows=1089)
+    assert manifest(limits=rows, engines=(engine("stock"),)).limits == rows
+
+
+def test_an_engine_says_how_exact_it_is() -> None:
+    near, bits = NEAR_TIE.sentence(), replace(NEAR_TIE, kind="bitwise").sentence()
+    assert "near-tie" in near
+    assert "at most 4.5e-05 over 512 rows" in near
+    assert "closer than 0.001" in near
+    assert "bit for bit, over 512 rows" in bits
 
 
 def test_a_position_offset_may_be_anything() -> None:

@@ -18,7 +18,16 @@ from eagle_runtime.kv_pool import KVPool, KVSlot
 from tests.drafters import Scripted, Shape, bush, chain, random_prompt, run, run_plain, state_with
 
 GEOMETRY = KVGeometry(layers=2, kv_heads=2, head_dim=3)
+BLOCKS = pytest.mark.parametrize("block", [1, 2, 4])
+"""Rows of a block of keys."""
 SLOTS, ROWS = 3, 8
+
+
+def committed(slot: KVSlot) -> np.ndarray:
+    """[2, layers, kv_heads, length, head_dim] keys and values of the committed rows, row by row."""
+    values = slot.pool.values[:, slot.index]
+    keys = slot.pool.keys[:, slot.index].swapaxes(-1, -2).reshape(values.shape)
+    return np.stack((keys, values))[:, :, :, : slot.length]
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -121,18 +130,23 @@ TestPool = PoolMachine.TestCase
 TestPool.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def test_every_path_through_a_pass_is_kept_in_order_below_what_was_committed() -> None:
+@BLOCKS
+def test_every_path_through_a_pass_is_kept_in_order_below_what_was_committed(block: int) -> None:
     for kept in product((False, True), repeat=6):
         path = [row for row in range(6) if kept[row]]
-        slot = KVPool(GEOMETRY, slots=1, rows=ROWS).acquire()
+        slot = KVPool(GEOMETRY, slots=1, rows=ROWS, key_block=block).acquire()
         slot.reserve(2)
         slot.commit(range(2))
-        slot.pool.buffer += np.arange(ROWS)[:, None]
+        pool, rows = slot.pool, np.arange(ROWS)
+        pool.values += rows[:, None]
+        pool.keys += 10 * np.arange(3)[:, None] + rows.reshape(-1, 1, block)
         slot.reserve(6)
         slot.commit(path)
-        rows = slot.pool.buffer[..., : slot.length, :]
         expected = np.array([0, 1, *(2 + row for row in path)], np.float32)
-        np.testing.assert_array_equal(rows, np.broadcast_to(expected[:, None], rows.shape))
+        values = pool.values[..., : slot.length, :]
+        np.testing.assert_array_equal(values, np.broadcast_to(expected[:, None], values.shape))
+        keys = pool.keys.swapaxes(-1, -2).reshape(*values.shape[:3], ROWS, 3)[..., : slot.length, :]
+        np.testing.assert_array_equal(keys, np.broadcast_to(expected[:, None] + 10 * np.arange(3), keys.shape))
 
 
 def test_views_are_named_and_ordered_as_the_ports() -> None:
@@ -147,6 +161,16 @@ def test_views_are_named_and_ordered_as_the_ports() -> None:
     }
     assert all(view.flags.c_contiguous and view.shape == (1, 2, ROWS, 3) for view in views.values())
     assert all(np.shares_memory(view, pool.buffer) for view in views.values())
+
+
+def test_keys_in_blocks_are_the_same_bytes_with_each_block_transposed() -> None:
+    pool = KVPool(GEOMETRY, slots=SLOTS, rows=ROWS, key_block=4)
+    views = pool.views(1, "present")
+    assert {view.shape for name, view in views.items() if "key" in name} == {(1, 2, 2, 3, 4)}
+    assert {view.shape for name, view in views.items() if "value" in name} == {(1, 2, ROWS, 3)}
+    assert all(view.flags.c_contiguous and np.shares_memory(view, pool.buffer) for view in views.values())
+    with pytest.raises(AssertionError, match="9 rows are no multiple of a block of 4"):
+        KVPool(GEOMETRY, slots=1, rows=9, key_block=4)
 
 
 def test_rows_are_refused_beyond_the_buffer_and_the_slot_stays_as_it_was() -> None:
@@ -195,9 +219,9 @@ def test_committed_rows_are_those_of_plain_decoding(session: Session, shape: Sha
     prompt = random_prompt(20)
     slot = session._state.verifier._slot
     tokens = run_plain(session, prompt, count)
-    plain = slot.pool.buffer[:, :, slot.index, :, : slot.length].copy()
+    plain = committed(slot)
     slot.pool.buffer[:] = 0
     answer = run(session, state_with(session, Scripted([*prompt, *tokens], shape)), prompt, max_new_tokens=count)
     assert answer.tokens == tokens
     assert slot.length == plain.shape[3] == len(prompt) + count - 1
-    np.testing.assert_allclose(slot.pool.buffer[:, :, slot.index, :, : slot.length], plain, atol=1e-4)
+    np.testing.assert_allclose(committed(slot), plain, atol=1e-4)

@@ -30,6 +30,7 @@ def replace_heads_by_rows(rewriter: Rewriter, node: ir.Node, rows: ir.Value) -> 
 
 
 def head_count(value: ir.Value | None, *, axis: int) -> int:
+    """Size of the axis of heads. Raises EagleError where the graph leaves it open."""
     heads = value.shape[axis] if value is not None and value.shape is not None else None
     if not isinstance(heads, int):
         raise EagleError("TreeAttention needs a fixed number of heads; the traced graph leaves it open")
