@@ -20,7 +20,7 @@ from eagle_graphs.errors import EagleError
 from eagle_graphs.lowering.linear import Linear
 from eagle_graphs.lowering.native_cpu import W8A8
 from eagle_graphs.lowering.quantize import groups_of
-from eagle_graphs.native.packing import quantize_rows
+from eagle_graphs.native.packing import LARGEST, quantize_rows
 
 FINE_ERROR = 1e-4
 """Error above which a layer's activations get 16 bits."""
@@ -83,9 +83,8 @@ def _plan(layer: Linear, rows: torch.Tensor | None) -> LayerPlan:
 
 def round_rows(rows: torch.Tensor, *, bits: int, groups: int = 1) -> torch.Tensor:
     """Rows [R, K] as the kernel sees them: integers of so many bits times a scale for each row's group."""
-    largest = {8: 127, 16: 127 * 257}[bits]
     parts = rows.reshape(len(rows), groups, -1)
-    scale = parts.abs().amax(dim=-1, keepdim=True) / largest
+    scale = parts.abs().amax(dim=-1, keepdim=True) / LARGEST[bits]
     return (torch.where(scale > 0, parts / scale, 0).round() * scale).reshape(rows.shape)
 
 

@@ -21,6 +21,8 @@ Int8 = npt.NDArray[np.int8]
 Packed = npt.NDArray[np.uint8]
 Prologue = Literal["none", "rms_norm", "silu_mul", "gelu_tanh_mul"]
 
+LARGEST = {8: 127, 16: 127 * 256 + 127}
+"""The largest magnitude of an activation's integer, by its bits."""
 _LANES = 16
 
 
@@ -62,6 +64,7 @@ def quant_linear(
     prologue: Prologue = "none",
     epsilon: float = 0.0,
     groups: int = 1,
+    activation_bits: int = 8,
 ) -> Float:
     """The op QuantLinear, in its float operations and their order: bits agree but for the prologues' exponentials.
 
@@ -72,11 +75,12 @@ def quant_linear(
     weight = unpack(packed, len(weight_scale), depth).astype(np.int64).reshape(len(weight_scale), groups, -1)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         numbers = _prologue(x.reshape(-1, x.shape[-1]), prologue, norm_weight, np.float32(epsilon))
-        values, scale = _quantize_activations(numbers.reshape(len(numbers), groups, -1))
-        y = np.float32(0)
+        planes, scale = _quantize_activations(numbers.reshape(len(numbers), groups, -1), activation_bits)
+        y = np.zeros((len(numbers), len(weight_scale)), np.float32)
         for group in range(groups):
-            product = values[:, group].astype(np.int64) @ weight[:, group].T
-            y = y + product.astype(np.float32) * scale[:, group, None]
+            products = [(plane[:, group] @ weight[:, group].T).astype(np.float32) for plane in planes]
+            product = products[0] if len(products) == 1 else products[0] * np.float32(256) + products[1]
+            y = y + product * scale[:, group, None]
         y = y * weight_scale
     if bias is not None:
         y = y + bias
@@ -96,7 +100,8 @@ def _prologue(x: Float, prologue: Prologue, norm_weight: Float | None, epsilon: 
     if prologue == "rms_norm":
         assert norm_weight is not None
         inverse = np.float32(1) / np.sqrt(_sum_of_squares(x) / np.float32(x.shape[1]) + epsilon)
-        return x * inverse[:, None] * norm_weight
+        normed: Float = x * inverse[:, None] * norm_weight
+        return normed
     gate, up = np.split(x, 2, axis=1)
     inner = gate if prologue == "silu_mul" else np.float32(1.59576912) * (gate + np.float32(0.044715) * gate**3)
     activated: Float = gate / (1 + np.exp(-np.maximum(inner, np.float32(-88)))) * up
@@ -115,14 +120,22 @@ def _sum_of_squares(x: Float) -> Float:
     return sums[:, 0]
 
 
-def _quantize_activations(x: Float) -> tuple[Int8, Float]:
-    """int8 [M, G, K/G] and scales [M, G] of floats [M, G, K/G]. NaN is the scale of what is not finite."""
+def _quantize_activations(x: Float, bits: int) -> tuple[list[npt.NDArray[np.int64]], Float]:
+    """Planes of values [M, G, K/G], the high one first, and scales [M, G] of floats [M, G, K/G].
+
+    The scale of what is not finite is NaN. A number of 16 bits is 256 * high + low, both int8.
+    """
+    largest = np.float32(LARGEST[bits])
     highest = np.abs(x).max(axis=2)
-    inverse = np.float32(127) / highest
+    inverse = largest / highest
     finite, zero = np.isfinite(highest), np.isinf(inverse)
     steps = np.where((finite & ~zero)[..., None], x * inverse[..., None], np.float32(0))
-    scale = np.where(zero, np.float32(0), highest / np.float32(127))
-    return np.rint(steps).astype(np.int8), np.where(finite, scale, np.float32(np.nan))
+    scale = np.where(finite, np.where(zero, np.float32(0), highest / largest), np.float32(np.nan))
+    values = np.rint(steps).astype(np.int64)
+    if bits == 8:
+        return [values], scale
+    high = (values + 128) >> 8
+    return [high, values - 256 * high], scale
 
 
 def _up(number: int, multiple: int) -> int:

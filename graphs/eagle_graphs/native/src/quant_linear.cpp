@@ -11,8 +11,8 @@ namespace eagle {
 namespace {
 
 constexpr int64_t kBlock = 16;  // columns of a block of the weight
-// The most of K under one scale: 255 * 127 times as much is still an int32.
-constexpr int64_t kMaxDepth = 66304;
+// The most of K under one scale: 255 * 128 times as much is still an int32.
+constexpr int64_t kMaxDepth = 65792;
 // What a thread takes at a time: long enough to stream, short enough that threads end together.
 int64_t kChunkBytes = getenv("CB") ? atoi(getenv("CB")) * 1024 : 64 << 10;
 constexpr int64_t kMaxTasks = 256;
@@ -71,9 +71,12 @@ QuantLinear::QuantLinear(const Attributes& attributes)
       depth_(attributes.integer("K")),
       padded_depth_(round_up(depth_, 64)),
       groups_(attributes.integer("groups", 1)),
+      activation_bits_(attributes.integer("activation_bits", 8)),
       prologue_(prologue_of(attributes.text("prologue", "none"))),
       epsilon_(prologue_ == Prologue::kRmsNorm ? attributes.number("epsilon") : 0.0f) {
   require(columns_ > 0 && depth_ > 0, "N is ", columns_, " and K ", depth_, ", expected more than 0");
+  require(activation_bits_ == 8 || activation_bits_ == 16, "activation_bits is ", activation_bits_,
+          ", expected 8 or 16");
   require(groups_ == 1 || (groups_ > 0 && depth_ % (64 * groups_) == 0), "K ", depth_, " is not ", groups_,
           " groups of a multiple of 64");
   require(depth_ / groups_ <= kMaxDepth, "K has ", depth_ / groups_, " numbers under one scale, expected at most ",
@@ -117,6 +120,7 @@ QuantLinearCall QuantLinear::checked_call(const Context& context) const {
   call.depth = depth_;
   call.padded_depth = padded_depth_;
   call.groups = groups_;
+  call.planes = activation_bits_ / 8;
   call.prologue = prologue_;
   call.epsilon = epsilon_;
   return call;
@@ -133,10 +137,10 @@ void QuantLinear::run(const Context& context, QuantLinearCall call) const {
   const int64_t chunks = std::clamp<int64_t>(blocks * kBlock * padded_depth_ / kChunkBytes, 1, blocks);
   const int64_t tasks = std::min(chunks, kMaxTasks);
 
-  const int64_t values_bytes = call.rows * padded_depth_ * kernel_.value_bytes;
+  const int64_t values_bytes = call.rows * padded_depth_ * call.planes * kernel_.value_bytes;
   const int64_t numbers_bytes = padded_depth_ * int64_t{sizeof(float)};
   const int64_t scales = call.rows * groups_;
-  char* scratch = kept_scratch(values_bytes + tasks * numbers_bytes + 2 * scales * sizeof(float));
+  char* scratch = kept_scratch(values_bytes + tasks * numbers_bytes + (1 + call.planes) * scales * sizeof(float));
   call.values = scratch;
   float* numbers = reinterpret_cast<float*>(scratch + values_bytes);
   call.scales = numbers + tasks * padded_depth_;

@@ -11,7 +11,8 @@
 //     y             [..., N] = integer product * row's scale * weight_scale (+ bias) (+ residual)
 //
 //     attributes    N, K; prologue: none, rms_norm, silu_mul, gelu_tanh_mul; epsilon (rms_norm); groups: the K axis
-//                   in that many equal parts, each with a scale of its own per row
+//                   in that many equal parts, each with a scale of its own per row; activation_bits: 8 or 16. Of 16
+//                   bits, the upper 8 and the lower 8 meet the weight separately: twice the products, one weight
 //
 // eagle_graphs/native/packing.py has the layout of the weight and the definition in numpy.
 #pragma once
@@ -42,7 +43,7 @@ class QuantLinear {
   void run(const Context& context, QuantLinearCall call) const;
 
   const QuantLinearKernel& kernel_;
-  const int64_t columns_, depth_, padded_depth_, groups_;
+  const int64_t columns_, depth_, padded_depth_, groups_, activation_bits_;
   const Prologue prologue_;
   const float epsilon_;
 };

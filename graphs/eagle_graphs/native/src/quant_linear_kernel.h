@@ -7,7 +7,8 @@ namespace eagle {
 
 enum class Prologue { kNone, kRmsNorm, kSiluMul, kGeluTanhMul };
 
-// M rows of K numbers in G groups, N columns; P is K rounded up to a multiple of 64.
+// M rows of K numbers in G groups, N columns; P is K rounded up to a multiple of 64. A number is one integer of 8 bits
+// or two: 16 bits as 256 * high + low, each a plane of values like any other.
 struct QuantLinearCall {
   const float* x;              // [M, K], or [M, 2K] where the prologue multiplies two halves
   const uint8_t* weight;       // [ceil(N/16), P/4, 16, 4]
@@ -17,13 +18,14 @@ struct QuantLinearCall {
   const float* norm_weight;    // [K]; for rms_norm
   float* y;                    // [M, N]
   int64_t rows, columns, depth, padded_depth, groups;
+  int64_t planes;              // 1 or 2
   Prologue prologue;
   float epsilon;               // for rms_norm
 
   // The rows as integers, made by the first step.
-  void* values;                // M * P of them, in tiles of rows
+  void* values;                // M * P * planes of them, in tiles of rows
   float* scales;               // [M, G]
-  int32_t* offsets;            // [M, G]: -128 times the sum of the group's values
+  int32_t* offsets;            // [M, G, planes]: -128 times the sum of the group's values
 };
 
 struct QuantLinearKernel {
