@@ -40,6 +40,7 @@ inline void score(const float* queries, const float* keys, int64_t head_dim, Lan
   for (int64_t d = 0; d < head_dim; ++d) {
     Lanes key[kBlocks];
     for (int block = 0; block < kBlocks; ++block) key[block] = load(keys + (block * head_dim + d) * kLanes);
+    for (int block = 0; block < kBlocks; ++block) __builtin_prefetch(keys + ((kBlocks + block) * head_dim + d) * kLanes);
     for (int pair = 0; pair < kPairs; ++pair) {
       const Lanes query = broadcast(queries[d * kPairs + pair]);
       for (int block = 0; block < kBlocks; ++block) {
