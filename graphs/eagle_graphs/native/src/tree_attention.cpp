@@ -41,8 +41,8 @@ void append_visible(const bool* mask, int64_t from, int64_t to, int64_t length, 
   }
 }
 
-TreeAttentionPaths paths_from_mask(const bool* mask, const int64_t* lengths, int64_t slots, int64_t new_rows, int64_t total,
-                      int64_t window) {
+TreeAttentionPaths paths_from_mask(const bool* mask, const int64_t* lengths, int64_t slots, int64_t new_rows,
+                                   int64_t total, int64_t window) {
   TreeAttentionPaths paths;
   std::vector<size_t> starts;
   for (int64_t row = 0; row < slots * new_rows; ++row, mask += total) {
@@ -123,7 +123,8 @@ TreeAttention::Inputs TreeAttention::checked_inputs(const Context& context) cons
   in.head_dim = in.past_value.shape[3];
   require(in.head_dim > 0, "past_value has rows of no numbers");
   require(in.capacity % kBlock == 0, "the cache has ", in.capacity, " rows, expected a multiple of ", kBlock);
-  require(in.total >= in.new_rows, "tree_mask has ", in.total, " columns, expected at least its ", in.new_rows, " rows");
+  require(in.total >= in.new_rows, "tree_mask has ", in.total, " columns, expected at least its ", in.new_rows,
+          " rows");
   in.past_value.expect_shape({in.slots, kv_heads_, in.capacity, in.head_dim});
   in.past_key.expect_shape({in.slots, kv_heads_, in.capacity / kBlock, in.head_dim, kBlock});
 
@@ -157,6 +158,9 @@ TreeAttention::Inputs TreeAttention::checked_inputs(const Context& context) cons
 
 void TreeAttention::compute(const Context& context) const {
   const Inputs in = checked_inputs(context);
+  const TreeAttentionPaths paths =
+      paths_from_mask(in.tree_mask.data, in.kv_length.data, in.slots, in.new_rows, in.total, window_);
+
   float* out = context.output<float>(0, {in.slots, in.new_rows, heads_ * in.head_dim});
   float* keys = context.output<float>(1, in.past_key.shape);
   float* values = context.output<float>(2, in.past_value.shape);
@@ -165,8 +169,6 @@ void TreeAttention::compute(const Context& context) const {
 
   append_rows(context, in, keys, values);
 
-  const TreeAttentionPaths paths =
-      paths_from_mask(in.tree_mask.data, in.kv_length.data, in.slots, in.new_rows, in.total, window_);
   TreeAttentionCall call{};
   call.query = in.query.data;
   call.query_stride = in.query.shape[2];
