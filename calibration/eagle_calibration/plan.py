@@ -1,45 +1,55 @@
 """Choosing how each linear layer is quantized, by the error that its own outputs would have.
 
-Weights have 8 bits and a scale for each output. Activations have a scale for each row, so that a row is quantized
-alike whatever runs beside it, and 8 or 16 bits: 16 cost a second pass over weights that are already at hand, and
-take the error of the activations, by far the larger one, away. A layer whose weights alone hurt stays in float32.
+Weights have 8 bits and a scale for each output. Activations have scales for each row, so that a row is quantized
+alike whatever runs beside it. A few inputs of a layer are far larger than the others, in every row: under one scale
+they leave the others few of their 8 bits. So the inputs are ordered by size, and the first ones, as many as it takes,
+get 16 bits and a scale of their own. What then remains is about the error of the weights. A layer whose weights alone
+hurt stays in float32.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from eagle_calibration.observe import ObservedRows
 from eagle_graphs.errors import EagleError
+from eagle_graphs.lowering import QuantizedLayer
 from eagle_graphs.lowering.linear import Linear
-from eagle_graphs.lowering.native_cpu import W8A8
-from eagle_graphs.lowering.quantize import groups_of
 from eagle_graphs.native.packing import LARGEST, quantize_rows
+from eagle_graphs.native_ops import WIDE_MULTIPLE
 
-FINE_ERROR = 1e-4
-"""Error above which a layer's activations get 16 bits."""
+ERROR_RATIO = 2.5
+"""Inputs are given 16 bits until the error is at most so many times that of the weights alone."""
 KEPT_ERROR = 0.02
-"""Error above which a layer stays in float32 though its activations have 16 bits."""
+"""Error of the weights alone above which a layer stays in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPlan:
-    """One linear layer."""
+    """One linear layer. Errors are sums of squares over that of the exact outputs; None where no row was seen."""
 
     name: str
     inputs: int
     outputs: int
-    bits: int
-    """Of its activations: 8 or 16; 32 where the layer stays in float32."""
-    error_8: float | None
-    """Sum of squares of the error of its outputs over that of the outputs; None where no row was seen."""
-    error_16: float | None
+    float32: bool
+    """Whether it is left as it is."""
+    wide: int
+    """Inputs, the first of `order`, that have 16 bits."""
+    order: tuple[int, ...]
+    """The inputs by falling size; empty where they stay as they are."""
+    error: float | None
+    error_of_8_bits: float | None
+    """Were all inputs under one scale."""
+    error_of_weights: float | None
+    """Were the inputs exact."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +58,13 @@ class Plan:
 
     layers: tuple[LayerPlan, ...]
 
-    def w8a8(self) -> W8A8:
-        """The plan as the lowering takes it."""
-        return W8A8(
-            keep={layer.name for layer in self.layers if layer.bits == 32},
-            fine={layer.name for layer in self.layers if layer.bits == 16},
-        )
+    def quantized(self) -> dict[str, QuantizedLayer]:
+        """The layers to quantize, as the lowering takes them."""
+        return {
+            layer.name: QuantizedLayer(wide=layer.wide, order=np.array(layer.order, np.int32) if layer.order else None)
+            for layer in self.layers
+            if not layer.float32
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -61,35 +72,83 @@ class Plan:
 
 
 def plan_layers(layers: Sequence[Linear], observed: ObservedRows) -> Plan:
-    """The plan for `layers`, by what was observed at their names."""
-    return Plan(layers=tuple(_plan(layer, observed.rows(layer.name)) for layer in layers))
+    """The plan for `layers`, by what was observed at their names. Layers that read the same rows are planned alike."""
+    alike: dict[Any, list[Linear]] = defaultdict(list)
+    for layer in layers:
+        alike[layer.x].append(layer)
+    plans = {plan.name: plan for group in alike.values() for plan in _plan(group, observed.rows(group[0].name))}
+    return Plan(layers=tuple(plans[layer.name] for layer in layers))
 
 
-def _plan(layer: Linear, rows: torch.Tensor | None) -> LayerPlan:
-    weights = torch.from_numpy(layer.matrix())
-    outputs, inputs = weights.shape
-    error_8 = error_16 = None
-    bits = 16
-    if rows is not None and rows.shape[1] == inputs:
+def _plan(group: Sequence[Linear], rows: torch.Tensor | None) -> list[LayerPlan]:
+    matrices = [torch.from_numpy(layer.matrix()) for layer in group]
+    inputs = matrices[0].shape[1]
+    if rows is None or rows.shape[1] != inputs:
+        everything = -(-inputs // WIDE_MULTIPLE) * WIDE_MULTIPLE
+        return [
+            _layer(layer, len(m), inputs, everything, (), (None,) * 3) for layer, m in zip(group, matrices, strict=True)
+        ]
+    order = rows.abs().amax(dim=0).argsort(descending=True)
+    errors = [_Errors(rows[:, order], matrix[:, order]) for matrix in matrices]
+    wide = next(w for w in _widths(inputs) if all(e.of(w) <= ERROR_RATIO * e.of_weights for e in errors))
+    kept = tuple(order.tolist()) if 0 < wide < inputs else ()
+    return [
+        _layer(layer, len(matrix), inputs, wide, kept, (error.of(wide), error.of(0), error.of_weights))
+        for layer, matrix, error in zip(group, matrices, errors, strict=True)
+    ]
+
+
+def _layer(
+    layer: Linear, outputs: int, inputs: int, wide: int, order: tuple[int, ...], errors: tuple[float | None, ...]
+) -> LayerPlan:
+    error, error_of_8_bits, error_of_weights = errors
+    return LayerPlan(
+        name=layer.name,
+        inputs=inputs,
+        outputs=outputs,
+        float32=error_of_weights is not None and error_of_weights > KEPT_ERROR,
+        wide=wide,
+        order=order,
+        error=error,
+        error_of_8_bits=error_of_8_bits,
+        error_of_weights=error_of_weights,
+    )
+
+
+def _widths(inputs: int) -> Iterator[int]:
+    """Numbers of wide inputs to try, rising; the last one is all."""
+    everything, wide = -(-inputs // WIDE_MULTIPLE) * WIDE_MULTIPLE, 0
+    while wide < everything:
+        yield wide
+        wide += max(WIDE_MULTIPLE, wide // 4 // WIDE_MULTIPLE * WIDE_MULTIPLE)
+    yield everything
+
+
+class _Errors:
+    """Errors of a layer's outputs; rows [R, K] and weights [N, K] have the inputs in the plan's order."""
+
+    def __init__(self, rows: torch.Tensor, weights: torch.Tensor) -> None:
         integers, scale = quantize_rows(weights.numpy())
-        rounded = torch.from_numpy(integers).float() * torch.from_numpy(scale)[:, None]
-        exact, groups = rows @ weights.T, groups_of(layer.x, inputs)
-        error_8, error_16 = (
-            _relative_error(round_rows(rows, bits=bits, groups=groups) @ rounded.T, exact) for bits in (8, 16)
-        )
-        bits = 8 if error_8 <= FINE_ERROR else 16 if error_16 <= KEPT_ERROR else 32
-    return LayerPlan(name=layer.name, inputs=inputs, outputs=outputs, bits=bits, error_8=error_8, error_16=error_16)
+        self._rows, self._exact = rows, rows @ weights.T
+        self._rounded = torch.from_numpy(integers).float() * torch.from_numpy(scale)[:, None]
+        self.of_weights = self._relative(rows)
+
+    def of(self, wide: int) -> float:
+        """With 16 bits for the first `wide` inputs."""
+        parts = (round_rows(self._rows[:, :wide], bits=16), round_rows(self._rows[:, wide:], bits=8))
+        return self._relative(torch.cat(parts, dim=1))
+
+    def _relative(self, rows: torch.Tensor) -> float:
+        error = (rows @ self._rounded.T - self._exact).square().sum()
+        return float(error / self._exact.square().sum().clamp_min(1e-30))
 
 
-def round_rows(rows: torch.Tensor, *, bits: int, groups: int = 1) -> torch.Tensor:
-    """Rows [R, K] as the kernel sees them: integers of so many bits times a scale for each row's group."""
-    parts = rows.reshape(len(rows), groups, -1)
-    scale = parts.abs().amax(dim=-1, keepdim=True) / LARGEST[bits]
-    return (torch.where(scale > 0, parts / scale, 0).round() * scale).reshape(rows.shape)
-
-
-def _relative_error(found: torch.Tensor, exact: torch.Tensor) -> float:
-    return float((found - exact).square().sum() / exact.square().sum().clamp_min(1e-30))
+def round_rows(rows: torch.Tensor, *, bits: int) -> torch.Tensor:
+    """Rows [R, K] as the kernel sees them: integers of so many bits times a scale for each row."""
+    if rows.shape[1] == 0:
+        return rows
+    scale = rows.abs().amax(dim=1, keepdim=True) / LARGEST[bits]
+    return torch.where(scale > 0, rows / scale, 0).round() * scale
 
 
 def plans_from_file(path: Path) -> dict[str, Plan]:
@@ -97,7 +156,8 @@ def plans_from_file(path: Path) -> dict[str, Plan]:
     try:
         data = json.loads(path.read_text("utf-8"))
         return {
-            graph: Plan(layers=tuple(LayerPlan(**layer) for layer in plan["layers"])) for graph, plan in data.items()
+            graph: Plan(layers=tuple(LayerPlan(**layer | {"order": tuple(layer["order"])}) for layer in plan["layers"]))
+            for graph, plan in data.items()
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise EagleError(

@@ -49,10 +49,11 @@ def summary(plans: Mapping[str, Plan]) -> str:
     """One line for the user."""
     layers = [layer for plan in plans.values() for layer in plan.layers]
     weights = sum(layer.inputs * layer.outputs for layer in layers)
-    parts = []
-    for bits, what in ((8, "activations of 8 bits"), (16, "activations of 16 bits"), (32, "left in float32")):
-        share = sum(layer.inputs * layer.outputs for layer in layers if layer.bits == bits) / weights
-        if share:
-            parts.append(f"{share:.0%} of the weights {'with ' if bits < 32 else ''}{what}")
-    kept = [layer.name for layer in layers if layer.bits == 32]
-    return f"int8: {', '.join(parts)}" + (f" ({', '.join(kept[:4])})" if kept else "")
+    wide = sum(min(layer.wide, layer.inputs) * layer.outputs for layer in layers if not layer.float32)
+    kept = [layer for layer in layers if layer.float32]
+    left = sum(layer.inputs * layer.outputs for layer in kept) / weights
+    return f"int8: {wide / weights:.0%} of the weights meet activations of 16 bits, the others of 8; " + (
+        f"{left:.0%} stay in float32 ({', '.join(layer.name for layer in kept[:4])})"
+        if kept
+        else "none stay in float32"
+    )

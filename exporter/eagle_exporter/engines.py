@@ -11,7 +11,7 @@ import onnx_ir as ir
 from eagle_calibration.plan import Plan
 from eagle_exporter.bundle import WeightFile
 from eagle_graphs import EagleError
-from eagle_graphs.lowering import lower_for_native_cpu, lower_for_onnxruntime_cpu
+from eagle_graphs.lowering import Tables, lower_for_native_cpu, lower_for_onnxruntime_cpu
 from eagle_graphs.manifest import Engine, Exactness
 from eagle_graphs.native import library_path
 
@@ -35,8 +35,8 @@ def choose_kernels(asked: str, precision: str) -> tuple[Kernels, ...]:
         if asked == "stock" or not built:
             raise EagleError(
                 "--precision int8 needs the library of native CPU ops, since with ONNX Runtime's own attention a "
-                "tree's text would not be plain decoding's: install eagle-aot where there is a C++ compiler, or export with "
-                "--precision fp32"
+                "tree's text would not be plain decoding's: install eagle-aot where there is a C++ compiler, or "
+                "export with --precision fp32"
             )
         return ("native",)
     if asked == "stock" or not built:
@@ -58,11 +58,12 @@ def write_engines(
     weights = WeightFile(directory / below)
     engines = []
     for kind in kernels:
-        paths = {}
-        for name, neutral in graphs.items():
-            graph = neutral if kind == kernels[-1] else neutral.clone()
+        paths: dict[str, str] = {}
+        tables: Tables = {}
+        for name in ("target", "draft"):  # in this order: the head may share the target's embedding
+            graph = graphs[name] if kind == kernels[-1] else graphs[name].clone()
             if kind == "native":
-                lower_for_native_cpu(graph, None if plans is None else plans[name].w8a8())
+                tables |= lower_for_native_cpu(graph, None if plans is None else plans[name].quantized(), tables)
             else:
                 lower_for_onnxruntime_cpu(graph)
             weights.move_out(graph)

@@ -1,8 +1,8 @@
 """The CPU kernels' ops (domain `eagle.cpu`): names, version and layouts. `native/` holds them, in C++.
 
     TreeAttention    the neutral op on rows, with packed queries, keys and values, and rotary, inside
-    QuantLinear      float rows -> int8 with a scale a row -> int8 product -> float; a norm, a gate or a
-                     residual before and after it inside
+    QuantLinear      float rows -> int8 with a scale a row, or two -> int8 product -> float; a norm or a gate
+                     before it and a residual behind it inside
     QuantEmbedding   rows of an int8 table
 
 A row's result depends on that row alone (in attention: on its path), bit for bit, whatever runs beside it.
@@ -19,5 +19,5 @@ QUANT_EMBEDDING = "QuantEmbedding"
 
 KEY_BLOCK = 16
 """Rows of a block of the key cache: [C, D] is kept as [C / KEY_BLOCK, D, KEY_BLOCK]."""
-GROUP_MULTIPLE = 64
-"""A group of inputs with a scale of its own is a multiple of this many."""
+WIDE_MULTIPLE = 64
+"""The inputs of a QuantLinear that have 16 bits are a multiple of this many."""

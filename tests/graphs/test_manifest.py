@@ -221,8 +221,16 @@ def test_all_that_is_wrong_with_an_object_is_named_at_once() -> None:
         (("engines", 0, "backend"), "tflite", "manifest.engines[0].backend is 'tflite'; expected one of 'onnxruntime'"),
         (("engines",), {}, "manifest.engines is dict '{}'; expected list"),
         (("engines", 0), None, "manifest.engines[0] is NoneType 'None'; expected dict"),
-        (("engines", 0, "exactness", "logit_gap"), "0", "manifest.engines[0].exactness.logit_gap is str '0'; expected float"),
-        (("engines", 0, "exactness", "logit_gap"), False, "manifest.engines[0].exactness.logit_gap is bool 'False'; expected float"),
+        (
+            ("engines", 0, "exactness", "logit_gap"),
+            "0",
+            "manifest.engines[0].exactness.logit_gap is str '0'; expected float",
+        ),
+        (
+            ("engines", 0, "exactness", "logit_gap"),
+            False,
+            "manifest.engines[0].exactness.logit_gap is bool 'False'; expected float",
+        ),
         (("files",), [], "manifest.files is list '[]'; expected dict"),
         (("files", "draft.onnx", "size"), "10", "manifest.files['draft.onnx'].size is str '10'; expected int"),
         (("versions", "torch"), 2.13, "manifest.versions['torch'] is float '2.13'; expected str"),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import onnx_ir as ir
 from onnx_ir.passes.common import (
@@ -12,33 +11,51 @@ from onnx_ir.passes.common import (
     RemoveUnusedOpsetsPass,
 )
 
-from eagle_graphs.lowering import quantize
 from eagle_graphs.lowering.native_attention import use_native_attention
+from eagle_graphs.lowering.quantize import (
+    Order,
+    QuantizedLayer,
+    Tables,
+    absorb_gates,
+    absorb_norms,
+    absorb_residuals,
+    merge_shared_inputs,
+    pack_weights,
+    quantize_embeddings,
+    quantize_linears,
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class W8A8:
-    """Which linear layers are quantized how, by name; those in neither set have weights and activations of 8 bits."""
+def lower_for_native_cpu(
+    model: ir.Model,
+    quantized: Mapping[str, QuantizedLayer] | None = None,
+    tables: Mapping[str, Order] | None = None,
+) -> Tables:
+    """Lowers the neutral graph in place.
 
-    keep: Collection[str] = ()
-    """Left in float32."""
-    fine: Collection[str] = ()
-    """With activations of 16 bits."""
+    Args:
+        model: the neutral graph.
+        quantized: linear layers to quantize, by name; then embeddings are quantized too. None for a graph in float32.
+        tables: what the lowering of a graph returned whose matrices this one's embeddings may be.
 
+    Returns:
+        The orders that quantized matrices were brought into, for `tables`.
 
-def lower_for_native_cpu(model: ir.Model, quantization: W8A8 | None = None) -> ir.Model:
-    """Lowers the neutral graph in place and returns it. Raises EagleError on an attention it cannot express."""
+    Raises:
+        EagleError: the graph has an attention that the kernels cannot express.
+    """
     CommonSubexpressionEliminationPass()(model)
-    if quantization is not None:
-        quantize.quantize_linears(model, keep=quantization.keep, fine=quantization.fine)
-        quantize.quantize_embeddings(model)
-        quantize.merge_shared_inputs(model)
+    orders: Tables = {}
+    if quantized is not None:
+        orders = quantize_linears(model, quantized)
+        quantize_embeddings(model, {**(tables or {}), **orders})
+        merge_shared_inputs(model)
     use_native_attention(model)
-    if quantization is not None:
-        quantize.absorb_norms(model)
-        quantize.absorb_gates(model)
-        quantize.absorb_residuals(model)
-        quantize.pack_weights(model)
+    if quantized is not None:
+        absorb_norms(model)
+        absorb_gates(model)
+        absorb_residuals(model)
+        pack_weights(model)
     RemoveUnusedNodesPass()(model)
     RemoveUnusedOpsetsPass()(model)
-    return model
+    return orders

@@ -15,8 +15,11 @@ Until `pack_weights` the matrices are int8 [N, K], so that the passes before it 
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,59 +30,68 @@ from eagle_graphs.lowering.linear import Linear, constant, is_constant, linears
 from eagle_graphs.lowering.rewrite import Rewriter, producer
 from eagle_graphs.native.packing import pack, quantize_rows
 
-Scales = Mapping[str, npt.NDArray[np.float32]]
-"""Weight scales [N] by a layer's name, for layers whose scale is not simply their largest weight."""
+Order = npt.NDArray[np.int32]
+
+_BIAS, _RESIDUAL, _NORM, _ORDER = 3, 4, 5, 6
+"""Inputs of QuantLinear that may be missing."""
 
 
-def quantize_linears(model: ir.Model, *, keep: Collection[str] = (), fine: Collection[str] = ()) -> None:
-    """Quantizes every linear layer but those named in `keep`; those in `fine` get activations of 16 bits."""
-    rewriter = Rewriter(model.graph)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedLayer:
+    """How one linear layer is quantized."""
+
+    wide: int = 0
+    """Inputs, the first of `order`, that have 16 bits; the others have 8. A multiple of 64."""
+    order: Order | None = None
+    """[K] the inputs in the order of the quantized weights; None for their own."""
+
+
+Tables = dict[str, Order]
+"""Orders of quantized matrices, by `digest` of what they were; an embedding tied to one takes its order."""
+
+
+def digest(matrix: npt.NDArray[np.float32]) -> str:
+    """Of a matrix [N, K]."""
+    return hashlib.sha256(np.ascontiguousarray(matrix).data).hexdigest()
+
+
+def quantize_linears(model: ir.Model, layers: Mapping[str, QuantizedLayer]) -> Tables:
+    """Quantizes the linear layers named; returns the orders that their inputs were brought into."""
+    rewriter, tables = Rewriter(model.graph), Tables()
     for linear in linears(model.graph):
-        if linear.name in keep:
-            continue
-        _quantize(rewriter, linear, bits=16 if linear.name in fine else 8)
+        if (how := layers.get(linear.name)) is not None:
+            matrix = linear.matrix()
+            if how.order is not None:
+                tables[digest(matrix)] = how.order
+            _quantize(rewriter, linear, matrix, how)
     model.opset_imports[native_ops.DOMAIN] = native_ops.VERSION
+    return tables
 
 
-def _quantize(rewriter: Rewriter, linear: Linear, *, bits: int) -> None:
-    integers, scale = quantize_rows(linear.matrix())
+def _quantize(rewriter: Rewriter, linear: Linear, matrix: npt.NDArray[np.float32], how: QuantizedLayer) -> None:
+    integers, scale = quantize_rows(matrix)
+    order = None
+    if how.order is not None:
+        integers, order = integers[:, how.order], rewriter.constant(how.order)
     outputs, inputs = integers.shape
-    first, last = linear.nodes[0], linear.nodes[-1]
-    out = rewriter.insert(
-        last,
+    (out,) = rewriter.insert(
+        linear.nodes[-1],
         native_ops.QUANT_LINEAR,
-        [linear.x, rewriter.constant(integers), rewriter.constant(scale), linear.bias],
-        {
-            "N": outputs,
-            "K": inputs,
-            "prologue": "none",
-            "activation_bits": bits,
-            "groups": groups_of(linear.x, inputs),
-        },
+        [linear.x, rewriter.constant(integers), rewriter.constant(scale), linear.bias, None, None, order],
+        {"N": outputs, "K": inputs, "prologue": "none", "wide": how.wide},
         domain=native_ops.DOMAIN,
-        name=first.name,
+        name=linear.nodes[0].name,
     )
-    rewriter.replace(linear.y, out[0])
+    rewriter.replace(linear.y, out)
     for node in reversed(linear.nodes):
         rewriter.graph.remove(node, safe=True)
 
 
-def groups_of(x: ir.Value, inputs: int) -> int:
-    """Parts of a row that get a scale each: those that were set side by side, where they are equal and fit the kernel.
+def quantize_embeddings(model: ir.Model, tables: Mapping[str, Order]) -> None:
+    """Quantizes every float table whose rows are gathered by the graph's token ids.
 
-    Features of several layers, or an embedding beside a feature, differ in size; one scale would cost the smaller.
+    tables: orders of matrices that were quantized, in this graph or in one beside it, with which a table may be shared.
     """
-    node = producer(x)
-    if node is None or node.op_type != "Concat":
-        return 1
-    count = len(node.inputs)
-    widths = {value.shape[-1] if value is not None and value.shape is not None else None for value in node.inputs}
-    multiple = native_ops.GROUP_MULTIPLE
-    return count if len(widths) == 1 and inputs % count == 0 and (inputs // count) % multiple == 0 else 1
-
-
-def quantize_embeddings(model: ir.Model) -> None:
-    """Quantizes every float table whose rows are gathered by the graph's token ids."""
     rewriter = Rewriter(model.graph)
     for node in [n for n in model.graph if (n.domain, n.op_type) == ("", "Gather")]:
         table, ids = node.inputs
@@ -87,12 +99,19 @@ def quantize_embeddings(model: ir.Model) -> None:
         if axis != 0 or not is_constant(table, rank=2) or ids is None or not ids.is_graph_input():
             continue
         assert table is not None
-        integers, scale = quantize_rows(constant(table))
+        matrix = constant(table)
+        integers, scale = quantize_rows(matrix)
+        order = tables.get(digest(matrix))
+        if order is not None:
+            integers = integers[:, order]
         rows, width = integers.shape
         (out,) = rewriter.insert(
             node,
             native_ops.QUANT_EMBEDDING,
-            [ids, rewriter.constant(integers), rewriter.constant(scale)],
+            [
+                *(ids, rewriter.constant(integers), rewriter.constant(scale)),
+                *([rewriter.constant(order)] if order is not None else []),
+            ],
             {"N": rows, "K": width},
             domain=native_ops.DOMAIN,
         )
@@ -106,27 +125,25 @@ def merge_shared_inputs(model: ir.Model) -> None:
     rewriter = Rewriter(model.graph)
     alike: dict[tuple[object, ...], list[ir.Node]] = defaultdict(list)
     for node in _quant_linears(model):
-        key = (node.inputs[0], len(node.inputs) > 3 and node.inputs[3] is not None, *_settings(node))
-        alike[key].append(node)
+        settings = (node.attributes[name].value for name in ("K", "prologue", "wide"))
+        alike[node.inputs[0], node.inputs[_BIAS] is not None, node.inputs[_ORDER], *settings].append(node)
     for nodes in alike.values():
         if len(nodes) > 1:
             _merge(rewriter, nodes)
 
 
-def _settings(node: ir.Node) -> tuple[object, ...]:
-    return tuple(node.attributes[name].value for name in ("K", "prologue", "activation_bits", "groups"))
-
-
 def _merge(rewriter: Rewriter, nodes: list[ir.Node]) -> None:
     first = nodes[0]
     widths = [node.attributes["N"].as_int() for node in nodes]
-    columns = range(1, 4 if len(first.inputs) > 3 and first.inputs[3] is not None else 3)
-    joined = [rewriter.constant(np.concatenate([_constant(node, index) for node in nodes])) for index in columns]
+    inputs = list(first.inputs)
+    for index in (1, 2, _BIAS):  # weights, their scales, biases
+        if inputs[index] is not None:
+            inputs[index] = rewriter.constant(np.concatenate([_constant(node, index) for node in nodes]))
     attributes = {name: attribute.value for name, attribute in first.attributes.items()} | {"N": sum(widths)}
     (out,) = rewriter.insert(
         first,
         native_ops.QUANT_LINEAR,
-        [first.inputs[0], *joined],
+        inputs,
         attributes,
         domain=native_ops.DOMAIN,
         name=first.name,
@@ -145,14 +162,13 @@ def absorb_norms(model: ir.Model) -> None:
         norm = producer(node.inputs[0])
         if (
             node.attributes["prologue"].as_string() == "none"
-            and node.attributes["groups"].as_int() == 1
             and _is(norm, "RMSNormalization")
             and is_constant(norm.inputs[1], rank=1)  # type: ignore[union-attr]
             and _alone(norm.outputs[0])  # type: ignore[union-attr]
         ):
             assert norm is not None
             node.replace_input_with(0, norm.inputs[0])
-            _set_input(node, 5, norm.inputs[1])
+            node.replace_input_with(_NORM, norm.inputs[1])
             node.attributes["prologue"] = ir.AttrString("prologue", "rms_norm")
             node.attributes["epsilon"] = ir.AttrFloat32("epsilon", norm.attributes["epsilon"].as_float())
             model.graph.remove(norm, safe=True)
@@ -174,7 +190,6 @@ def absorb_gates(model: ir.Model) -> None:
                 and _is(both, "Split")
                 and len(both.outputs) == 2
                 and list(both.outputs) == [gate, up]
-                and node.attributes["groups"].as_int() == 1
             ):
                 node.replace_input_with(0, both.inputs[0])
                 node.attributes["prologue"] = ir.AttrString("prologue", name)
@@ -213,7 +228,7 @@ def absorb_residuals(model: ir.Model) -> None:
         if made is not None and order[made] > order[node]:
             model.graph.remove(node)
             model.graph.insert_before(addition, node)
-        _set_input(node, 4, residual)
+        node.replace_input_with(_RESIDUAL, residual)
         rewriter.replace(addition.outputs[0], out)
         model.graph.remove(addition, safe=True)
 
@@ -241,11 +256,11 @@ def _quant_linears(model: ir.Model) -> list[ir.Node]:
     return [node for node in model.graph if (node.domain, node.op_type) == wanted]
 
 
-def _constant(node: ir.Node, index: int) -> npt.NDArray[np.int8]:
+def _constant(node: ir.Node, index: int) -> npt.NDArray[Any]:
     value = node.inputs[index]
     assert value is not None
     assert value.const_value is not None
-    array: npt.NDArray[np.int8] = value.const_value.numpy()
+    array: npt.NDArray[Any] = value.const_value.numpy()
     return array
 
 
@@ -256,9 +271,3 @@ def _is(node: ir.Node | None, op_type: str) -> bool:
 def _alone(value: ir.Value) -> bool:
     """Whether exactly one input of one node reads `value`."""
     return not value.is_graph_output() and len(value.uses()) == 1
-
-
-def _set_input(node: ir.Node, index: int, value: ir.Value | None) -> None:
-    if len(node.inputs) <= index:
-        node.resize_inputs(index + 1)
-    node.replace_input_with(index, value)

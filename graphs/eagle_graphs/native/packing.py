@@ -59,28 +59,28 @@ def quant_linear(
     bias: Float | None = None,
     residual: Float | None = None,
     norm_weight: Float | None = None,
+    order: npt.NDArray[np.int32] | None = None,
     *,
     depth: int,
     prologue: Prologue = "none",
     epsilon: float = 0.0,
-    groups: int = 1,
-    activation_bits: int = 8,
+    wide: int = 0,
 ) -> Float:
     """The op QuantLinear, in its float operations and their order: bits agree but for the prologues' exponentials.
 
     `x` is [..., K], or [..., 2K] for `silu_mul` and `gelu_tanh_mul`, which apply the function to the first half and
     multiply by the second; K is `depth`. The result is [..., N], N being the length of `weight_scale`. A row with a NaN
-    or an infinity gives NaN.
+    or an infinity gives NaN. The first `wide` inputs, in the weight's `order`, have 16 bits, the others 8.
     """
-    weight = unpack(packed, len(weight_scale), depth).astype(np.int64).reshape(len(weight_scale), groups, -1)
+    weight = unpack(packed, len(weight_scale), depth).astype(np.int64)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         numbers = _prologue(x.reshape(-1, x.shape[-1]), prologue, norm_weight, np.float32(epsilon))
-        planes, scale = _quantize_activations(numbers.reshape(len(numbers), groups, -1), activation_bits)
+        if order is not None:
+            numbers = numbers[:, order]
         y = np.zeros((len(numbers), len(weight_scale)), np.float32)
-        for group in range(groups):
-            products = [(plane[:, group] @ weight[:, group].T).astype(np.float32) for plane in planes]
-            product = products[0] if len(products) == 1 else products[0] * np.float32(256) + products[1]
-            y = y + product * scale[:, group, None]
+        for bits, part in ((16, slice(0, wide)), (8, slice(wide, depth))):
+            if numbers[:, part].shape[1]:
+                y = y + _product(numbers[:, part], weight[:, part], bits)
         y = y * weight_scale
     if bias is not None:
         y = y + bias
@@ -88,9 +88,18 @@ def quant_linear(
     return y if residual is None else y + residual
 
 
-def quant_embedding(ids: npt.NDArray[np.int64], packed: Packed, weight_scale: Float, *, depth: int) -> Float:
+def quant_embedding(
+    ids: npt.NDArray[np.int64],
+    packed: Packed,
+    weight_scale: Float,
+    order: npt.NDArray[np.int32] | None = None,
+    *,
+    depth: int,
+) -> Float:
     """The op QuantEmbedding: rows `ids` [B, Q] of the weight, as float [B, Q, K]. Bits agree."""
     values = unpack(packed, len(weight_scale), depth)[ids]
+    if order is not None:
+        values = values[..., np.argsort(order)]
     return values.astype(np.float32) * weight_scale[ids][..., None]
 
 
@@ -120,22 +129,19 @@ def _sum_of_squares(x: Float) -> Float:
     return sums[:, 0]
 
 
-def _quantize_activations(x: Float, bits: int) -> tuple[list[npt.NDArray[np.int64]], Float]:
-    """Planes of values [M, G, K/G], the high one first, and scales [M, G] of floats [M, G, K/G].
-
-    The scale of what is not finite is NaN. A number of 16 bits is 256 * high + low, both int8.
-    """
+def _product(x: Float, weight: npt.NDArray[np.int64], bits: int) -> Float:
+    """[M, N] of rows [M, K], rounded to `bits` with a scale each, and integers [N, K]; NaN for a row not finite."""
     largest = np.float32(LARGEST[bits])
-    highest = np.abs(x).max(axis=2)
+    highest = np.abs(x).max(axis=1, keepdims=True)
     inverse = largest / highest
     finite, zero = np.isfinite(highest), np.isinf(inverse)
-    steps = np.where((finite & ~zero)[..., None], x * inverse[..., None], np.float32(0))
     scale = np.where(finite, np.where(zero, np.float32(0), highest / largest), np.float32(np.nan))
-    values = np.rint(steps).astype(np.int64)
+    values = np.rint(np.where(finite & ~zero, x * inverse, np.float32(0))).astype(np.int64)
     if bits == 8:
-        return [values], scale
+        return (values @ weight.T).astype(np.float32) * scale
     high = (values + 128) >> 8
-    return [high, values - 256 * high], scale
+    low = values - 256 * high
+    return ((high @ weight.T).astype(np.float32) * np.float32(256) + (low @ weight.T).astype(np.float32)) * scale
 
 
 def _up(number: int, multiple: int) -> int:

@@ -5,6 +5,7 @@
 #include <memory>
 #include <thread>
 
+#include "quant_order.h"
 #include "scratch.h"
 
 namespace eagle {
@@ -70,17 +71,13 @@ QuantLinear::QuantLinear(const Attributes& attributes)
       columns_(attributes.integer("N")),
       depth_(attributes.integer("K")),
       padded_depth_(round_up(depth_, 64)),
-      groups_(attributes.integer("groups", 1)),
-      activation_bits_(attributes.integer("activation_bits", 8)),
+      wide_(attributes.integer("wide", 0)),
       prologue_(prologue_of(attributes.text("prologue", "none"))),
       epsilon_(prologue_ == Prologue::kRmsNorm ? attributes.number("epsilon") : 0.0f) {
   require(columns_ > 0 && depth_ > 0, "N is ", columns_, " and K ", depth_, ", expected more than 0");
-  require(activation_bits_ == 8 || activation_bits_ == 16, "activation_bits is ", activation_bits_,
-          ", expected 8 or 16");
-  require(groups_ == 1 || (groups_ > 0 && depth_ % (64 * groups_) == 0), "K ", depth_, " is not ", groups_,
-          " groups of a multiple of 64");
-  require(depth_ / groups_ <= kMaxDepth, "K has ", depth_ / groups_, " numbers under one scale, expected at most ",
-          kMaxDepth, ": use more groups");
+  require(wide_ >= 0 && wide_ <= padded_depth_ && wide_ % 64 == 0, "wide is ", wide_,
+          ", expected a multiple of 64 that is not above K ", depth_);
+  require(padded_depth_ <= kMaxDepth, "K is ", depth_, ", expected at most ", kMaxDepth);
 }
 
 QuantLinearCall QuantLinear::checked_call(const Context& context) const {
@@ -90,6 +87,7 @@ QuantLinearCall QuantLinear::checked_call(const Context& context) const {
   const auto bias = context.input<float>(3, "bias");
   const auto residual = context.input<float>(4, "residual");
   const auto norm_weight = context.input<float>(5, "norm_weight");
+  const auto order = context.input<int32_t>(6, "order");
 
   const bool halves = prologue_ == Prologue::kSiluMul || prologue_ == Prologue::kGeluTanhMul;
   const int64_t width = halves ? 2 * depth_ : depth_;
@@ -114,13 +112,13 @@ QuantLinearCall QuantLinear::checked_call(const Context& context) const {
   call.bias = bias.given ? bias.data : nullptr;
   call.residual = residual.given ? residual.data : nullptr;
   call.norm_weight = norm_weight.data;
+  call.order = checked_order(order, depth_);
   call.y = context.output<float>(0, out);
   call.rows = out.elements() / columns_;
   call.columns = columns_;
   call.depth = depth_;
   call.padded_depth = padded_depth_;
-  call.groups = groups_;
-  call.planes = activation_bits_ / 8;
+  call.wide = wide_;
   call.prologue = prologue_;
   call.epsilon = epsilon_;
   return call;
@@ -137,19 +135,18 @@ void QuantLinear::run(const Context& context, QuantLinearCall call) const {
   const int64_t chunks = std::clamp<int64_t>(blocks * kBlock * padded_depth_ / kChunkBytes, 1, blocks);
   const int64_t tasks = std::min(chunks, kMaxTasks);
 
-  const int64_t values_bytes = call.rows * padded_depth_ * call.planes * kernel_.value_bytes;
-  const int64_t numbers_bytes = padded_depth_ * int64_t{sizeof(float)};
-  const int64_t scales = call.rows * groups_;
-  char* scratch = kept_scratch(values_bytes + tasks * numbers_bytes + (1 + call.planes) * scales * sizeof(float));
+  const int64_t values_bytes = call.rows * (padded_depth_ + wide_) * kernel_.value_bytes;
+  const int64_t numbers = 2 * padded_depth_;  // floats of a task
+  char* scratch = kept_scratch(values_bytes + (tasks * numbers + 5 * call.rows) * sizeof(float));
   call.values = scratch;
-  float* numbers = reinterpret_cast<float*>(scratch + values_bytes);
-  call.scales = numbers + tasks * padded_depth_;
-  call.offsets = reinterpret_cast<int32_t*>(call.scales + scales);
+  float* all_numbers = reinterpret_cast<float*>(scratch + values_bytes);
+  call.scales = all_numbers + tasks * numbers;
+  call.offsets = reinterpret_cast<int32_t*>(call.scales + 2 * call.rows);
 
   Progress progress;
   context.parallel_for(static_cast<size_t>(tasks), [&](size_t task) {
     for (int64_t row; (row = progress.next_row.fetch_add(1)) < call.rows;) {
-      kernel_.quantize_row(call, row, numbers + static_cast<int64_t>(task) * padded_depth_);
+      kernel_.quantize_row(call, row, all_numbers + static_cast<int64_t>(task) * numbers);
       progress.quantized_rows.fetch_add(1, std::memory_order_release);
     }
     wait_for(progress.quantized_rows, call.rows);

@@ -1,14 +1,14 @@
 // QuantLinear in 16 lanes, the same for every instruction set. Follows lanes_math.h and one of dot_*.h, which has
 //
 //     Value               the type of a row's integers
-//     kTileRows           the most rows of values that dot() takes: their sums fit the registers
+//     kTileRows           the most rows that dot() takes: their sums fit the registers
 //     store_low_bits      16 Values of the low bits of 16 floats' representations
 //     from_integers       16 floats from int32
 //     dot<rows>           integer products of a tile of rows and a block of 16 columns
 //
 // Integers are exact and floats meet in one order, so that a row's result depends on nothing but the row.
 //
-// A tile of R rows holds its values as [P/64, R, planes, 64]: while dot() goes down the depth it reads one line of cache
+// A tile of R rows holds each part of its values as [depth/64, R, 64]: while dot() goes down the depth it reads one line of cache
 // after another and finds the rows at constant distances, and no two rows, which different threads may be writing,
 // share a line.
 #pragma once
@@ -28,10 +28,7 @@ struct Tile {
   int64_t first, rows;
 };
 
-inline int64_t tiles_of(const QuantLinearCall& call) {
-  const int64_t most = kTileRows / call.planes;
-  return (call.rows + most - 1) / most;
-}
+inline int64_t tiles_of(const QuantLinearCall& call) { return (call.rows + kTileRows - 1) / kTileRows; }
 
 inline Tile tile_at(const QuantLinearCall& call, int64_t index) {
   const int64_t first = index * call.rows / tiles_of(call);
@@ -97,81 +94,94 @@ inline void prepare(const QuantLinearCall& call, int64_t row, float* numbers) {
 // 1.5 * 2^23: a sum with it is rounded to an integer, in the low bits.
 constexpr float kRounder = 12582912.0f;
 
-// The largest magnitude of a number in so many planes; 127 * 256 + 127 leaves the low one its 8 bits.
-inline float largest_integer(int64_t planes) { return planes == 1 ? 127.0f : 32639.0f; }
+// Where a row's values go: parts of lines of 64, a stride apart.
+struct Lines {
+  Value* at;
+  int64_t stride;
+};
 
-// 16 numbers that are integers, as int8 values in `planes` planes of a line each; adds them to the planes' sums.
-inline void store_values(Lanes integers, int64_t planes, Value* values, Lanes* sums) {
+// Rounds `count` numbers, a multiple of 64, to integers of `bits` bits: their scale, 0 where all are 0 and NaN where one
+// is not finite, and for each part -128 times the sum of its values.
+template <int kBits>
+inline float round_numbers(const float* numbers, int64_t count, Lines high, Lines low, int32_t* offsets) {
+  constexpr float kLargest = kBits == 8 ? 127.0f : 127.0f * 256 + 127;  // 127 leaves the low part its 8 bits
+  Lanes largest = broadcast(0.0f);
+  for (int64_t k = 0; k < count; k += 16) largest = maximum(magnitude(load(numbers + k)), largest);
+  const float highest = maximum_of_lanes(largest);
+  // What is so small that its inverse overflows counts as zero.
+  const float inverse = kLargest / highest <= __FLT_MAX__ ? kLargest / highest : 0.0f;
   const Lanes rounder = broadcast(kRounder);
-  if (planes == 2) {
-    // Of two nearest multiples of 256 the upper one, so that the rest is -128 and not 128.
-    const Lanes shifted = (integers + broadcast(0.25f)) * broadcast(1.0f / 256) + rounder;
-    const Lanes high = shifted - rounder;
-    store_low_bits(values, shifted);
-    sums[0] = sums[0] + high;
-    integers = integers - high * broadcast(256.0f);
-    values += kSegment;
-    ++sums;
+  Lanes high_sums = broadcast(0.0f), low_sums = broadcast(0.0f);
+  for (int64_t k = 0; k < count; k += kSegment, high.at += high.stride, low.at += low.stride) {
+    for (int64_t i = 0; i < kSegment; i += 16) {
+      Lanes shifted = load(numbers + k + i) * broadcast(inverse) + rounder;
+      if constexpr (kBits == 16) {
+        const Lanes integers = shifted - rounder;
+        // Of two nearest multiples of 256 the upper one, so that the rest is -128 and not 128.
+        const Lanes upper = (integers + broadcast(0.25f)) * broadcast(1.0f / 256) + rounder;
+        store_low_bits(high.at + i, upper);
+        high_sums = high_sums + (upper - rounder);
+        shifted = integers - (upper - rounder) * broadcast(256.0f) + rounder;
+      }
+      store_low_bits(low.at + i, shifted);
+      low_sums = low_sums + (shifted - rounder);
+    }
   }
-  store_low_bits(values, integers + rounder);
-  *sums = *sums + integers;
+  // Integers below 2^24, exact in float; NaN if there was a NaN, which `largest` passed over, or an infinity, times 0.
+  const float high_sum = sum_of_lanes(high_sums), low_sum = sum_of_lanes(low_sums);
+  const bool finite = low_sum == low_sum;
+  if constexpr (kBits == 16) *offsets++ = finite ? -128 * static_cast<int32_t>(high_sum) : 0;
+  *offsets = finite ? -128 * static_cast<int32_t>(low_sum) : 0;
+  return !finite ? __builtin_nanf("") : inverse == 0.0f ? 0.0f : highest / kLargest;
 }
 
 inline void quantize_row(const QuantLinearCall& call, int64_t row, float* numbers) {
   prepare(call, row, numbers);
-  const int64_t planes = call.planes, index = ((row + 1) * tiles_of(call) - 1) / call.rows;
-  const Tile tile = tile_at(call, index);
-  Value* values = static_cast<Value*>(call.values) +
-                  (tile.first * call.padded_depth + (row - tile.first) * kSegment) * planes;
-  const Lanes rounder = broadcast(kRounder);
-  const float limit = largest_integer(planes);
-  const int64_t depth = call.padded_depth / call.groups;
-  for (int64_t group = 0; group < call.groups; ++group, numbers += depth) {
-    Lanes largest = broadcast(0.0f);
-    for (int64_t k = 0; k < depth; k += 16) largest = maximum(magnitude(load(numbers + k)), largest);
-    const float highest = maximum_of_lanes(largest);
-    // What is so small that its inverse overflows counts as zero.
-    const float inverse = limit / highest <= __FLT_MAX__ ? limit / highest : 0.0f;
-    Lanes sums[2] = {broadcast(0.0f), broadcast(0.0f)};
-    for (int64_t k = 0; k < depth; k += kSegment, values += tile.rows * planes * kSegment) {
-      for (int64_t i = 0; i < kSegment; i += 16) {
-        const Lanes integers = (load(numbers + k + i) * broadcast(inverse) + rounder) - rounder;
-        store_values(integers, planes, values + i, sums);
-      }
-    }
-    // Integers below 2^24, exact in float; NaN if there was a NaN, which `largest` passed over, or an infinity, times 0.
-    const int64_t at = row * call.groups + group;
-    const bool finite = sum_of_lanes(sums[0]) == sum_of_lanes(sums[0]);
-    call.scales[at] = finite ? (inverse == 0.0f ? 0.0f : highest / limit) : __builtin_nanf("");
-    for (int64_t plane = 0; plane < planes; ++plane) {
-      call.offsets[at * planes + plane] = finite ? -128 * static_cast<int32_t>(sum_of_lanes(sums[plane])) : 0;
-    }
+  const int64_t depth = call.padded_depth, wide = call.wide;
+  if (call.order) {
+    float* ordered = numbers + depth;
+    for (int64_t k = 0; k < call.depth; ++k) ordered[k] = numbers[call.order[k]];
+    for (int64_t k = call.depth; k < depth; ++k) ordered[k] = 0.0f;
+    numbers = ordered;
+  }
+  const Tile tile = tile_at(call, ((row + 1) * tiles_of(call) - 1) / call.rows);
+  Value* values = static_cast<Value*>(call.values) + tile.first * (depth + wide) + (row - tile.first) * kSegment;
+  const int64_t stride = tile.rows * kSegment;
+  const auto part = [&](int64_t start) { return Lines{values + start * tile.rows, stride}; };
+  float* scales = call.scales + row * 2;
+  int32_t* offsets = call.offsets + row * 3;
+  if (wide > 0) scales[0] = round_numbers<16>(numbers, wide, part(0), part(wide), offsets);
+  if (wide < depth) {
+    const Lines rest = part(2 * wide);
+    scales[1] = round_numbers<8>(numbers + wide, depth - wide, rest, rest, offsets + 2);
   }
 }
 
 // One tile of rows times one block of columns.
-template <int kRows, int kPlanes>
+template <int kRows>
 void multiply_tile(const QuantLinearCall& call, int64_t first_row, int64_t block, int64_t ahead) {
-  const int64_t depth = call.padded_depth / call.groups;
-  const Value* values = static_cast<const Value*>(call.values) + first_row * call.padded_depth * kPlanes;
-  const uint8_t* weight = call.weight + block * call.padded_depth * kBlock;
-  const float* scales = call.scales + first_row * call.groups;
-  const int32_t* offsets = call.offsets + first_row * call.groups * kPlanes;
-  alignas(64) int32_t products[kRows * kPlanes][kBlock];
+  const int64_t depth = call.padded_depth, wide = call.wide;
+  const Value* values = static_cast<const Value*>(call.values) + first_row * (depth + wide);
+  const uint8_t* weight = call.weight + block * depth * kBlock;
+  const float* scales = call.scales + first_row * 2;
+  const int32_t* offsets = call.offsets + first_row * 3;
+  alignas(64) int32_t products[kRows][kBlock];
   Lanes sums[kRows];
-  for (int64_t group = 0; group < call.groups; ++group) {
-    dot<kRows * kPlanes>(values, weight, depth / kSegment, ahead, products);
+  if (wide > 0) {
+    dot<kRows>(values, weight, wide / kSegment, ahead, products);
+    for (int row = 0; row < kRows; ++row) sums[row] = from_integers(products[row], offsets[row * 3]);
+    dot<kRows>(values + wide * kRows, weight, wide / kSegment, 0, products);
     for (int row = 0; row < kRows; ++row) {
-      const int64_t at = row * call.groups + group;
-      Lanes product = from_integers(products[row * kPlanes], offsets[at * kPlanes]);
-      if constexpr (kPlanes == 2) {
-        product = product * broadcast(256.0f) + from_integers(products[row * 2 + 1], offsets[at * 2 + 1]);
-      }
-      const Lanes scaled = product * broadcast(scales[at]);
-      sums[row] = group == 0 ? scaled : sums[row] + scaled;
+      const Lanes low = from_integers(products[row], offsets[row * 3 + 1]);
+      sums[row] = (sums[row] * broadcast(256.0f) + low) * broadcast(scales[row * 2]);
     }
-    values += depth * kRows * kPlanes;
-    weight += depth * kBlock;
+  }
+  if (wide < depth) {
+    dot<kRows>(values + 2 * wide * kRows, weight + wide * kBlock, (depth - wide) / kSegment, ahead, products);
+    for (int row = 0; row < kRows; ++row) {
+      const Lanes rest = from_integers(products[row], offsets[row * 3 + 2]) * broadcast(scales[row * 2 + 1]);
+      sums[row] = wide > 0 ? sums[row] + rest : rest;
+    }
   }
 
   const int64_t column = block * kBlock;
@@ -192,11 +202,11 @@ void multiply_tile(const QuantLinearCall& call, int64_t first_row, int64_t block
 }
 
 // The right number of rows becomes a constant.
-template <int kPlanes, int kRows = kTileRows / kPlanes>
+template <int kRows = kTileRows>
 inline void multiply_rows(const QuantLinearCall& call, Tile tile, int64_t block, int64_t ahead) {
   if constexpr (kRows > 0) {
-    if (tile.rows == kRows) return multiply_tile<kRows, kPlanes>(call, tile.first, block, ahead);
-    multiply_rows<kPlanes, kRows - 1>(call, tile, block, ahead);
+    if (tile.rows == kRows) return multiply_tile<kRows>(call, tile.first, block, ahead);
+    multiply_rows<kRows - 1>(call, tile, block, ahead);
   }
 }
 
@@ -205,12 +215,7 @@ inline void multiply(const QuantLinearCall& call, int64_t first, int64_t end) {
   const int64_t tiles = tiles_of(call);
   for (int64_t block = first; block < end; ++block) {
     for (int64_t index = 0; index < tiles; ++index) {
-      const int64_t ahead = index == 0 ? kAhead : 0;
-      if (call.planes == 1) {
-        multiply_rows<1>(call, tile_at(call, index), block, ahead);
-      } else {
-        multiply_rows<2>(call, tile_at(call, index), block, ahead);
-      }
+      multiply_rows(call, tile_at(call, index), block, index == 0 ? kAhead : 0);
     }
   }
 }
