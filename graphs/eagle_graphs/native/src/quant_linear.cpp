@@ -14,7 +14,7 @@ constexpr int64_t kBlock = 16;  // columns of a block of the weight
 // The most of K under one scale: 255 * 127 times as much is still an int32.
 constexpr int64_t kMaxDepth = 66304;
 // What a thread takes at a time: long enough to stream, short enough that threads end together.
-int64_t kChunkBytes = getenv("CB") ? atoi(getenv("CB")) * 1024 : 64 << 10;
+constexpr int64_t kChunkBytes = 64 << 10;
 constexpr int64_t kMaxTasks = 256;
 
 const QuantLinearKernel& kernel_of(Isa isa) {
