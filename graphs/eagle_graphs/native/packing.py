@@ -69,13 +69,13 @@ def quant_linear(
     multiply by the second; K is `depth`. The result is [..., N], N being the length of `weight_scale`. A row with a NaN
     or an infinity gives NaN.
     """
-    weight = unpack(packed, len(weight_scale), depth).astype(np.int64).reshape(len(weight_scale), groups, -1)
+    weight = unpack(packed, len(weight_scale), depth).reshape(len(weight_scale), groups, -1).astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         numbers = _prologue(x.reshape(-1, x.shape[-1]), prologue, norm_weight, np.float32(epsilon))
         values, scale = _quantize_activations(numbers.reshape(len(numbers), groups, -1))
-        y = np.float32(0)
+        y = np.zeros((len(numbers), len(weight)), np.float32)
         for group in range(groups):
-            product = values[:, group].astype(np.int64) @ weight[:, group].T
+            product = values[:, group] @ weight[:, group].T  # integers, exact in float64
             y = y + product.astype(np.float32) * scale[:, group, None]
         y = y * weight_scale
     if bias is not None:
@@ -95,7 +95,7 @@ def _prologue(x: Float, prologue: Prologue, norm_weight: Float | None, epsilon: 
         return x
     if prologue == "rms_norm":
         assert norm_weight is not None
-        inverse = np.float32(1) / np.sqrt(_sum_of_squares(x) / np.float32(x.shape[1]) + epsilon)
+        inverse: Float = np.float32(1) / np.sqrt(_sum_of_squares(x) / np.float32(x.shape[1]) + epsilon)
         return x * inverse[:, None] * norm_weight
     gate, up = np.split(x, 2, axis=1)
     inner = gate if prologue == "silu_mul" else np.float32(1.59576912) * (gate + np.float32(0.044715) * gate**3)

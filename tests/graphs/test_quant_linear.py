@@ -1,0 +1,290 @@
+"""The ops QuantLinear and QuantEmbedding against their definition in numpy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+from eagle_graphs.native import DOMAIN
+from eagle_graphs.native.packing import Prologue, pack, quant_embedding, quant_linear, quantize_rows
+from tests.graphs.native import instruction_set, offered_instruction_sets, session_options
+
+Array = npt.NDArray[Any]
+
+PROLOGUES: tuple[Prologue, ...] = ("none", "rms_norm", "silu_mul", "gelu_tanh_mul")
+INPUTS = ("x", "weight", "weight_scale", "bias", "residual", "norm_weight")
+EPSILON = 1e-5
+# (N, K, rows): below a block, ragged, whole, and large enough for several tiles of rows and chunks of columns
+SHAPES = [(3, 5, 1), (50, 100, 5), (64, 128, 16), (33, 64, 17), (400, 448, 40)]
+
+
+def session(op: str, inputs: dict[str, Array], threads: int = 1, **attributes: Any) -> ort.InferenceSession:
+    names = [name if name in inputs else "" for name in (INPUTS if op == "QuantLinear" else inputs)]
+    types = {np.dtype(np.float32): TensorProto.FLOAT, np.dtype(np.int64): TensorProto.INT64}
+    types |= {np.dtype(np.uint8): TensorProto.UINT8, np.dtype(np.int8): TensorProto.INT8}
+    graph = helper.make_graph(
+        [helper.make_node(op, names, ["y"], domain=DOMAIN, **attributes)],
+        op,
+        [helper.make_tensor_value_info(n, types[a.dtype], [None] * a.ndim) for n, a in inputs.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return ort.InferenceSession(model.SerializeToString(), session_options(threads), ["CPUExecutionProvider"])
+
+
+class Layer:
+    """A random layer with everything that the op takes."""
+
+    def __init__(self, columns: int, depth: int, prologue: Prologue = "none", groups: int = 1, seed: int = 0) -> None:
+        self.rng = np.random.default_rng(seed)
+        values, scale = quantize_rows(self.normal(columns, depth))
+        self.inputs = {"weight": pack(values), "weight_scale": scale, "bias": self.normal(columns)}
+        self.attributes: dict[str, Any] = {"prologue": prologue, "groups": groups}
+        if prologue == "rms_norm":
+            self.inputs["norm_weight"] = self.normal(depth)
+            self.attributes["epsilon"] = EPSILON
+        self.columns, self.depth = columns, depth
+        self.width = 2 * depth if prologue.endswith("mul") else depth
+
+    def normal(self, *shape: int) -> Array:
+        return self.rng.normal(size=shape).astype(np.float32)
+
+    def rows(self, *shape: int) -> dict[str, Array]:
+        """x and residual of so many rows."""
+        return {"x": 3 * self.normal(*shape, self.width), "residual": self.normal(*shape, self.columns)}
+
+    def run(self, rows: dict[str, Array], threads: int = 1) -> Array:
+        inputs = self.inputs | rows
+        made = session("QuantLinear", inputs, threads, N=self.columns, K=self.depth, **self.attributes)
+        return made.run(None, inputs)[0]
+
+    def expected(self, rows: dict[str, Array]) -> Array:
+        inputs = [(self.inputs | rows).get(name) for name in INPUTS[3:]]
+        weight, scale = self.inputs["weight"], self.inputs["weight_scale"]
+        return quant_linear(rows["x"], weight, scale, *inputs, depth=self.depth, **self.attributes)
+
+
+def assert_same_bits(actual: Array, expected: Array) -> None:
+    np.testing.assert_array_equal(actual.view(np.int32), expected.view(np.int32))
+
+
+@pytest.fixture(params=offered_instruction_sets())
+def isa(request: pytest.FixtureRequest) -> Any:
+    with instruction_set(request.param):
+        yield request.param
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("prologue", ["none", "rms_norm"])
+@pytest.mark.parametrize(("columns", "depth", "rows"), SHAPES)
+def test_bits_are_those_of_the_definition(columns: int, depth: int, rows: int, prologue: Prologue) -> None:
+    layer = Layer(columns, depth, prologue)
+    given = layer.rows(1, rows)
+    assert_same_bits(layer.run(given), layer.expected(given))
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("prologue", ["silu_mul", "gelu_tanh_mul"])
+@pytest.mark.parametrize(("columns", "depth", "rows"), SHAPES)
+def test_an_exponential_may_move_a_value_to_the_next_integer(
+    columns: int, depth: int, rows: int, prologue: Prologue
+) -> None:
+    layer = Layer(columns, depth, prologue)
+    given = layer.rows(1, rows)
+    y, expected = layer.run(given), layer.expected(given)
+    np.testing.assert_allclose(y, expected, rtol=0, atol=np.abs(expected).max() / 127)
+    assert np.mean(np.abs(y - expected) > 1e-5 * np.abs(expected).max()) < 0.2
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("prologue", ["silu_mul", "gelu_tanh_mul"])
+def test_gates_of_any_size(prologue: Prologue) -> None:
+    layer = Layer(16, 16, prologue)
+    gate = np.array([-1e30, -1e4, -100, -88, -20, -1, -1e-3, -0.0, 0, 1e-30, 1e-3, 1, 20, 88, 100, 1e4], np.float32)
+    x = np.stack([np.concatenate((gate[: i + 1], np.zeros(15 - i), np.ones(16))) for i in range(16)]).astype(np.float32)
+    given = {"x": x}
+    np.testing.assert_allclose(layer.run(given), layer.expected(given), rtol=1e-5, atol=1e-30)
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize(("depth", "groups"), [(128, 2), (576, 3), (640, 10)])
+@pytest.mark.parametrize("prologue", ["none", "rms_norm"])
+def test_each_group_has_its_own_scale(depth: int, groups: int, prologue: Prologue) -> None:
+    layer = Layer(40, depth, prologue, groups)
+    given = layer.rows(7)
+    given["x"] *= np.repeat(10.0 ** np.arange(groups), depth // groups).astype(np.float32)
+    y = layer.run(given)
+    assert_same_bits(y, layer.expected(given))
+    assert not np.array_equal(y, Layer(40, depth, prologue).run(given))
+
+
+@pytest.mark.usefixtures("isa")
+def test_integers_are_exact() -> None:
+    """With scales of 1 the result is the integer product, at the ends of the range too."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(-127, 128, (9, 1000)).astype(np.float32)
+    x[:, 0] = 127
+    x[0], x[1] = 127, -127
+    weight = rng.integers(-128, 128, (50, 1000), np.int8)
+    weight[0], weight[1] = 127, -128
+    inputs = {"x": x, "weight": pack(weight), "weight_scale": np.ones(50, np.float32)}
+    (y,) = session("QuantLinear", inputs, N=50, K=1000).run(None, inputs)
+    np.testing.assert_array_equal(y, (x.astype(np.int64) @ weight.T.astype(np.int64)).astype(np.float32))
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("prologue", PROLOGUES)
+def test_a_row_has_the_same_bits_in_any_company(prologue: Prologue) -> None:
+    layer = Layer(400, 448, prologue)
+    given = layer.rows(40)
+    alone = np.concatenate([layer.run({name: a[i : i + 1] for name, a in given.items()}) for i in range(40)])
+    for rows in (2, 3, 5, 16, 17, 40):
+        for threads in (1, 2):
+            for _ in range(2):
+                some = {name: a[-rows:] for name, a in given.items()}
+                assert_same_bits(layer.run(some, threads), alone[-rows:])
+
+
+@pytest.mark.usefixtures("isa")
+@pytest.mark.parametrize("prologue", PROLOGUES)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_gives_nan_and_leaves_the_others_alone(prologue: Prologue, value: float) -> None:
+    layer = Layer(50, 128, prologue)
+    given = layer.rows(20)
+    clean = layer.run(given)
+    for row, column in ((2, 0), (7, 127), (19, layer.width - 1)):
+        given["x"][row, column] = value
+    y = layer.run(given, threads=2)
+    assert np.isnan(y[[2, 7, 19]]).all()
+    others = np.delete(np.arange(20), [2, 7, 19])
+    assert_same_bits(y[others], clean[others])
+
+
+@pytest.mark.usefixtures("isa")
+def test_a_group_that_is_not_finite_spoils_the_row() -> None:
+    layer = Layer(50, 128, groups=2)
+    given = layer.rows(2)
+    given["x"][0, 100] = np.nan
+    assert np.isnan(layer.run(given)).all(axis=1).tolist() == [True, False]
+
+
+@pytest.mark.usefixtures("isa")
+def test_rows_of_zeros_and_of_almost_zeros_give_the_bias() -> None:
+    layer = Layer(50, 100)
+    x = np.zeros((3, 100), np.float32)
+    x[1], x[2] = 1e-38, 1e-45
+    assert_same_bits(layer.run({"x": x}), np.broadcast_to(layer.inputs["bias"], (3, 50)).copy())
+
+
+def test_bias_and_residual_are_optional() -> None:
+    layer = Layer(50, 100)
+    given = layer.rows(2, 3)
+    for left_out in ("bias", "residual"):
+        (layer.inputs if left_out == "bias" else given).pop(left_out)
+        assert_same_bits(layer.run(given), layer.expected(given))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3), (2, 1, 2, 3)])
+def test_any_number_of_dimensions(shape: tuple[int, ...]) -> None:
+    layer = Layer(20, 30)
+    given = layer.rows(*shape)
+    y = layer.run(given)
+    assert y.shape == (*shape, 20)
+    assert_same_bits(y, layer.expected(given))
+
+
+def test_no_rows() -> None:
+    layer = Layer(20, 30)
+    assert layer.run(layer.rows(1, 0)).shape == (1, 0, 20)
+
+
+def reshaped(name: str, *shape: int) -> Any:
+    return lambda inputs: inputs.update({name: np.zeros(shape, inputs[name].dtype)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (reshaped("x", 2, 99), r"x has the shape \[2, 99\], expected 100 as the last dimension"),
+        (reshaped("weight", 4, 24, 16, 4), r"weight has the shape \[4, 24, 16, 4\], expected \[4, 32, 16, 4\]"),
+        (reshaped("weight", 3, 32, 16, 4), r"weight has the shape \[3, 32, 16, 4\]"),
+        (reshaped("weight", 50, 100), r"weight has the shape \[50, 100\]"),
+        (reshaped("weight_scale", 49), r"weight_scale has the shape \[49\], expected \[50\]"),
+        (reshaped("bias", 1), r"bias has the shape \[1\], expected \[50\]"),
+        (reshaped("residual", 50), r"residual has the shape \[50\], expected \[2, 50\]"),
+        (reshaped("norm_weight", 50), r"norm_weight has the shape \[50\], expected \[100\]"),
+        (lambda inputs: inputs.pop("norm_weight"), "norm_weight is missing, but the prologue is rms_norm"),
+    ],
+)
+def test_wrong_inputs_are_refused(change: Any, message: str) -> None:
+    layer = Layer(50, 100, "rms_norm")
+    inputs = layer.inputs | layer.rows(2)
+    change(inputs)
+    made = session("QuantLinear", inputs, N=50, K=100, **layer.attributes)
+    with pytest.raises(Exception, match=f"QuantLinear: {message}"):
+        made.run(None, inputs)
+
+
+def test_a_norm_weight_without_a_norm_is_refused() -> None:
+    layer = Layer(50, 100)
+    layer.inputs["norm_weight"] = layer.normal(100)
+    with pytest.raises(Exception, match="norm_weight is given, but the prologue is not rms_norm"):
+        layer.run(layer.rows(2))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"prologue": "relu"}, "prologue is 'relu', expected none, rms_norm, silu_mul or gelu_tanh_mul"),
+        ({"groups": 2}, "K 100 is not 2 groups of a multiple of 64"),
+        ({"groups": 0}, "K 100 is not 0 groups of a multiple of 64"),
+        ({"N": 0}, "N is 0 and K 100, expected more than 0"),
+        ({"K": 70000}, "K has 70000 numbers under one scale, expected at most 66304: use more groups"),
+        ({"prologue": "rms_norm"}, "epsilon"),
+    ],
+)
+def test_wrong_attributes_are_refused(attributes: dict[str, Any], message: str) -> None:
+    inputs = Layer(50, 100).inputs | {"x": np.zeros((1, 100), np.float32)}
+    with pytest.raises(Exception, match=message):
+        session("QuantLinear", inputs, **({"N": 50, "K": 100} | attributes))
+
+
+def test_signed_weights_are_refused() -> None:
+    layer = Layer(50, 100)
+    layer.inputs["weight"] = layer.inputs["weight"].view(np.int8)
+    with pytest.raises(Exception, match="weight"):
+        layer.run(layer.rows(1))
+
+
+@pytest.mark.usefixtures("isa")
+def test_embedding_bits_are_those_of_the_definition() -> None:
+    layer = Layer(50, 100)
+    inputs = {"ids": layer.rng.integers(0, 50, (2, 9)), **layer.inputs}
+    del inputs["bias"]
+    (y,) = session("QuantEmbedding", inputs, N=50, K=100).run(None, inputs)
+    assert_same_bits(y, quant_embedding(inputs["ids"], inputs["weight"], inputs["weight_scale"], depth=100))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda inputs: inputs.update(ids=np.array([[1, 50]])), "id 50 is not in the vocabulary of 50"),
+        (lambda inputs: inputs.update(ids=np.array([[-1]])), "id -1 is not in the vocabulary of 50"),
+        (reshaped("ids", 3), r"ids has the shape \[3\], expected 2 dimensions"),
+        (reshaped("weight", 4, 24, 16, 4), r"weight has the shape \[4, 24, 16, 4\], expected \[4, 32, 16, 4\]"),
+        (reshaped("weight_scale", 64), r"weight_scale has the shape \[64\], expected \[50\]"),
+    ],
+)
+def test_wrong_embedding_inputs_are_refused(change: Any, message: str) -> None:
+    inputs = {"ids": np.zeros((1, 2), np.int64), **Layer(50, 100).inputs}
+    del inputs["bias"]
+    change(inputs)
+    made = session("QuantEmbedding", inputs, N=50, K=100)
+    with pytest.raises(Exception, match=f"QuantEmbedding: {message}"):
+        made.run(None, inputs)
