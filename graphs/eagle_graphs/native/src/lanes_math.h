@@ -51,7 +51,11 @@ inline float sum_of_lanes(Lanes a) {
 inline float maximum_of_lanes(Lanes a) {
   float lanes[16];
   store(lanes, a);
-  for (int lane = 1; lane < 16; ++lane) lanes[0] = lanes[0] > lanes[lane] ? lanes[0] : lanes[lane];
+  for (int half = 8; half >= 1; half /= 2) {
+    for (int lane = 0; lane < half; ++lane) {
+      lanes[lane] = lanes[lane] > lanes[lane + half] ? lanes[lane] : lanes[lane + half];
+    }
+  }
   return lanes[0];
 }
 

@@ -64,10 +64,10 @@ struct Tensor {
   Shape shape;
 
   void expect_rank(size_t rank) const {
-    require(shape.rank() == rank, name, " has the shape ", shape.text(), ", expected ", rank, " dimensions");
+    if (shape.rank() != rank) throw Error(name, " has the shape ", shape.text(), ", expected ", rank, " dimensions");
   }
   void expect_shape(const Shape& expected) const {
-    require(shape == expected, name, " has the shape ", shape.text(), ", expected ", expected.text());
+    if (!(shape == expected)) throw Error(name, " has the shape ", shape.text(), ", expected ", expected.text());
   }
 };
 
@@ -88,6 +88,7 @@ class Attributes {
 
  private:
   bool has(const char* name) const;
+  void expect(const char* name, OrtStatus* status) const;
   const Ort& ort_;
   const OrtKernelInfo* info_;
 };

@@ -14,8 +14,8 @@ namespace {
 constexpr int64_t kBlock = 16;  // keys of a block
 // Fewer tasks would leave threads waiting for the last one.
 constexpr int64_t kWantedTasks = 6;
-// The most scratch of a task where more than one row shares it: most of a second-level cache.
-constexpr int64_t kScratchBytes = 512 << 10;
+// The most scores of a task that has more than one row.
+constexpr int64_t kScoreBytes = 4 << 20;
 // Fewer new rows are appended sooner than threads start.
 constexpr int64_t kRowsWorthThreads = 64;
 
@@ -41,8 +41,8 @@ void append_visible(const bool* mask, int64_t from, int64_t to, int64_t length, 
   }
 }
 
-TreeAttentionPaths paths_from_mask(const bool* mask, const int64_t* lengths, int64_t slots, int64_t new_rows, int64_t total,
-                      int64_t window) {
+TreeAttentionPaths paths_from_mask(const bool* mask, const int64_t* lengths, int64_t slots, int64_t new_rows,
+                                   int64_t total, int64_t window) {
   TreeAttentionPaths paths;
   std::vector<size_t> starts;
   for (int64_t row = 0; row < slots * new_rows; ++row, mask += total) {
@@ -65,11 +65,11 @@ TreeAttentionPaths paths_from_mask(const bool* mask, const int64_t* lengths, int
   return paths;
 }
 
-// Rows of a task: as many as share well what they load, unless that makes too few tasks or too much scratch.
-int64_t rows_of_task(int64_t heads, int64_t head_tasks, int64_t new_rows, int64_t capacity) {
+// Rows of a task: as many as share well what they load, unless that makes too few tasks or too many scores.
+int64_t rows_of_task(int64_t heads, int64_t head_tasks, int64_t new_rows, int64_t seen_rows) {
   int64_t rows = std::max<int64_t>(1, kTreeAttentionPairs / heads);
   while (rows > 1 && (head_tasks * ((new_rows + rows - 1) / rows) < kWantedTasks ||
-                      rows * heads * capacity * int64_t{sizeof(float)} > kScratchBytes)) {
+                      rows * heads * seen_rows * int64_t{sizeof(float)} > kScoreBytes)) {
     rows = (rows + 1) / 2;
   }
   return rows;
@@ -123,7 +123,8 @@ TreeAttention::Inputs TreeAttention::checked_inputs(const Context& context) cons
   in.head_dim = in.past_value.shape[3];
   require(in.head_dim > 0, "past_value has rows of no numbers");
   require(in.capacity % kBlock == 0, "the cache has ", in.capacity, " rows, expected a multiple of ", kBlock);
-  require(in.total >= in.new_rows, "tree_mask has ", in.total, " columns, expected at least its ", in.new_rows, " rows");
+  require(in.total >= in.new_rows, "tree_mask has ", in.total, " columns, expected at least its ", in.new_rows,
+          " rows");
   in.past_value.expect_shape({in.slots, kv_heads_, in.capacity, in.head_dim});
   in.past_key.expect_shape({in.slots, kv_heads_, in.capacity / kBlock, in.head_dim, kBlock});
 
@@ -157,6 +158,9 @@ TreeAttention::Inputs TreeAttention::checked_inputs(const Context& context) cons
 
 void TreeAttention::compute(const Context& context) const {
   const Inputs in = checked_inputs(context);
+  const TreeAttentionPaths paths =
+      paths_from_mask(in.tree_mask.data, in.kv_length.data, in.slots, in.new_rows, in.total, window_);
+
   float* out = context.output<float>(0, {in.slots, in.new_rows, heads_ * in.head_dim});
   float* keys = context.output<float>(1, in.past_key.shape);
   float* values = context.output<float>(2, in.past_value.shape);
@@ -165,8 +169,6 @@ void TreeAttention::compute(const Context& context) const {
 
   append_rows(context, in, keys, values);
 
-  const TreeAttentionPaths paths =
-      paths_from_mask(in.tree_mask.data, in.kv_length.data, in.slots, in.new_rows, in.total, window_);
   TreeAttentionCall call{};
   call.query = in.query.data;
   call.query_stride = in.query.shape[2];
@@ -226,7 +228,9 @@ std::vector<TreeAttentionTask> TreeAttention::cut(const Inputs& in, const TreeAt
   const int64_t group = heads_ / kv_heads_;
   const int64_t parts = (group + kTreeAttentionPairs - 1) / kTreeAttentionPairs;
   const int64_t heads = (group + parts - 1) / parts;
-  const int64_t rows = rows_of_task(heads, in.slots * kv_heads_ * parts, in.new_rows, in.capacity);
+  if (paths.seen_rows.empty()) return {};
+  const int64_t most_seen = *std::max_element(paths.seen_rows.begin(), paths.seen_rows.end());
+  const int64_t rows = rows_of_task(heads, in.slots * kv_heads_ * parts, in.new_rows, most_seen);
   std::vector<TreeAttentionTask> tasks;
   for (int64_t slot = 0; slot < in.slots; ++slot) {
     for (int64_t kv_head = 0; kv_head < kv_heads_; ++kv_head) {

@@ -20,9 +20,10 @@ constexpr int64_t kLanes = 16;
 constexpr int64_t kBlocksOfPass = 4;
 constexpr int64_t kValuesOfPass = 64;
 
+// Blocks of keys, or vectors of a value, that are worked on at once for so many pairs.
 constexpr int side_by_side(int pairs) {
-  const int most = Lanes::kAccumulators / pairs;
-  return most < 1 ? 1 : most > 4 ? 4 : most;
+  const int fitting = Lanes::kAccumulators / pairs;
+  return fitting < 1 ? 1 : fitting > 4 ? 4 : fitting;
 }
 
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -39,7 +40,12 @@ inline void score(const float* queries, const float* keys, int64_t head_dim, Lan
   }
   for (int64_t d = 0; d < head_dim; ++d) {
     Lanes key[kBlocks];
-    for (int block = 0; block < kBlocks; ++block) key[block] = load(keys + (block * head_dim + d) * kLanes);
+    for (int block = 0; block < kBlocks; ++block) {
+      const float* from = keys + (block * head_dim + d) * kLanes;
+      key[block] = load(from);
+      // The next blocks: a block fills a page, where the CPU's own prefetching ends.
+      __builtin_prefetch(from + kBlocks * head_dim * kLanes);
+    }
     for (int pair = 0; pair < kPairs; ++pair) {
       const Lanes query = broadcast(queries[d * kPairs + pair]);
       for (int block = 0; block < kBlocks; ++block) {
@@ -216,7 +222,8 @@ class Group {
   void weigh_common(int64_t from, int64_t to) {
     from = most(from, common_first_);
     to = least(to, common_end_);
-    if (from < to) weigh_values(pairs_, weights(0, from), stride_, value(from), head_dim(), to - from, sums_, sums_stride_);
+    if (from >= to) return;
+    weigh_values(pairs_, weights(0, from), stride_, value(from), head_dim(), to - from, sums_, sums_stride_);
   }
 
   // Weighs the values that come after the common ones, and writes the results.
@@ -233,7 +240,9 @@ class Group {
 
  private:
   int64_t head_dim() const { return call_->head_dim; }
-  int64_t row_of(int pair) const { return task_->slot * call_->new_rows + task_->first_row + (first_pair_ + pair) / task_->heads; }
+  int64_t row_of(int pair) const {
+    return task_->slot * call_->new_rows + task_->first_row + (first_pair_ + pair) / task_->heads;
+  }
   int64_t head_of(int pair) const { return task_->first_head + (first_pair_ + pair) % task_->heads; }
   const RowPath& path_of(int pair) const { return call_->paths[row_of(pair)]; }
   // Pairs of one row, from this one on.
