@@ -8,11 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
-from eagle_graphs.native import DOMAIN
 from eagle_graphs.native.packing import Prologue, pack, quant_embedding, quant_linear, quantize_rows
-from tests.graphs.native import instruction_set, offered_instruction_sets, session_options
+from tests.graphs.native import offered_instruction_sets, session_of_one_op
 
 Array = npt.NDArray[Any]
 
@@ -23,19 +22,20 @@ EPSILON = 1e-5
 SHAPES = [(3, 5, 1), (50, 100, 5), (64, 128, 16), (33, 64, 17), (400, 448, 40)]
 
 
-def session(op: str, inputs: dict[str, Array], threads: int = 1, **attributes: Any) -> ort.InferenceSession:
+ELEMENTS = {
+    np.float32: TensorProto.FLOAT,
+    np.int64: TensorProto.INT64,
+    np.uint8: TensorProto.UINT8,
+    np.int8: TensorProto.INT8,
+}
+
+
+def session(
+    op: str, inputs: dict[str, Array], isa: str = "", threads: int = 1, **attributes: Any
+) -> ort.InferenceSession:
     names = [name if name in inputs else "" for name in (INPUTS if op == "QuantLinear" else inputs)]
-    types = {np.dtype(np.float32): TensorProto.FLOAT, np.dtype(np.int64): TensorProto.INT64}
-    types |= {np.dtype(np.uint8): TensorProto.UINT8, np.dtype(np.int8): TensorProto.INT8}
-    graph = helper.make_graph(
-        [helper.make_node(op, names, ["y"], domain=DOMAIN, **attributes)],
-        op,
-        [helper.make_tensor_value_info(n, types[a.dtype], [None] * a.ndim) for n, a in inputs.items()],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-    )
-    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    return ort.InferenceSession(model.SerializeToString(), session_options(threads), ["CPUExecutionProvider"])
+    elements = {name: ELEMENTS[array.dtype.type] for name, array in inputs.items()}
+    return session_of_one_op(op, names, ["y"], elements, attributes, threads=threads, isa=isa)
 
 
 class Layer:
@@ -59,9 +59,9 @@ class Layer:
         """x and residual of so many rows."""
         return {"x": 3 * self.normal(*shape, self.width), "residual": self.normal(*shape, self.columns)}
 
-    def run(self, rows: dict[str, Array], threads: int = 1) -> Array:
+    def run(self, rows: dict[str, Array], isa: str = "", threads: int = 1) -> Array:
         inputs = self.inputs | rows
-        made = session("QuantLinear", inputs, threads, N=self.columns, K=self.depth, **self.attributes)
+        made = session("QuantLinear", inputs, isa, threads, N=self.columns, K=self.depth, **self.attributes)
         return made.run(None, inputs)[0]
 
     def expected(self, rows: dict[str, Array]) -> Array:
@@ -75,57 +75,51 @@ def assert_same_bits(actual: Array, expected: Array) -> None:
 
 
 @pytest.fixture(params=offered_instruction_sets())
-def isa(request: pytest.FixtureRequest) -> Any:
-    with instruction_set(request.param):
-        yield request.param
+def isa(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
-@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("prologue", ["none", "rms_norm"])
 @pytest.mark.parametrize(("columns", "depth", "rows"), SHAPES)
-def test_bits_are_those_of_the_definition(columns: int, depth: int, rows: int, prologue: Prologue) -> None:
+def test_bits_are_those_of_the_definition(isa: str, columns: int, depth: int, rows: int, prologue: Prologue) -> None:
     layer = Layer(columns, depth, prologue)
     given = layer.rows(1, rows)
-    assert_same_bits(layer.run(given), layer.expected(given))
+    assert_same_bits(layer.run(given, isa), layer.expected(given))
 
 
-@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("prologue", ["silu_mul", "gelu_tanh_mul"])
 @pytest.mark.parametrize(("columns", "depth", "rows"), SHAPES)
 def test_an_exponential_may_move_a_value_to_the_next_integer(
-    columns: int, depth: int, rows: int, prologue: Prologue
+    isa: str, columns: int, depth: int, rows: int, prologue: Prologue
 ) -> None:
     layer = Layer(columns, depth, prologue)
     given = layer.rows(1, rows)
-    y, expected = layer.run(given), layer.expected(given)
+    y, expected = layer.run(given, isa), layer.expected(given)
     np.testing.assert_allclose(y, expected, rtol=0, atol=np.abs(expected).max() / 127)
     assert np.mean(np.abs(y - expected) > 1e-5 * np.abs(expected).max()) < 0.2
 
 
-@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("prologue", ["silu_mul", "gelu_tanh_mul"])
-def test_gates_of_any_size(prologue: Prologue) -> None:
+def test_gates_of_any_size(isa: str, prologue: Prologue) -> None:
     layer = Layer(16, 16, prologue)
     gate = np.array([-1e30, -1e4, -100, -88, -20, -1, -1e-3, -0.0, 0, 1e-30, 1e-3, 1, 20, 88, 100, 1e4], np.float32)
     x = np.stack([np.concatenate((gate[: i + 1], np.zeros(15 - i), np.ones(16))) for i in range(16)]).astype(np.float32)
     given = {"x": x}
-    np.testing.assert_allclose(layer.run(given), layer.expected(given), rtol=1e-5, atol=1e-30)
+    np.testing.assert_allclose(layer.run(given, isa), layer.expected(given), rtol=1e-5, atol=1e-30)
 
 
-@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize(("depth", "groups"), [(128, 2), (576, 3), (640, 10)])
 @pytest.mark.parametrize("prologue", ["none", "rms_norm"])
-def test_each_group_has_its_own_scale(depth: int, groups: int, prologue: Prologue) -> None:
+def test_each_group_has_its_own_scale(isa: str, depth: int, groups: int, prologue: Prologue) -> None:
     layer = Layer(40, depth, prologue, groups)
     given = layer.rows(7)
     given["x"] *= np.repeat(10.0 ** np.arange(groups), depth // groups).astype(np.float32)
-    y = layer.run(given)
+    y = layer.run(given, isa)
     assert_same_bits(y, layer.expected(given))
-    assert not np.array_equal(y, Layer(40, depth, prologue).run(given))
+    assert not np.array_equal(y, Layer(40, depth, prologue).run(given, isa))
 
 
-@pytest.mark.usefixtures("isa")
-def test_integers_are_exact() -> None:
+def test_integers_are_exact(isa: str) -> None:
     """With scales of 1 the result is the integer product, at the ends of the range too."""
     rng = np.random.default_rng(0)
     x = rng.integers(-127, 128, (9, 1000)).astype(np.float32)
@@ -134,52 +128,50 @@ def test_integers_are_exact() -> None:
     weight = rng.integers(-128, 128, (50, 1000), np.int8)
     weight[0], weight[1] = 127, -128
     inputs = {"x": x, "weight": pack(weight), "weight_scale": np.ones(50, np.float32)}
-    (y,) = session("QuantLinear", inputs, N=50, K=1000).run(None, inputs)
+    (y,) = session("QuantLinear", inputs, isa, N=50, K=1000).run(None, inputs)
     np.testing.assert_array_equal(y, (x.astype(np.int64) @ weight.T.astype(np.int64)).astype(np.float32))
 
 
-@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("prologue", PROLOGUES)
-def test_a_row_has_the_same_bits_in_any_company(prologue: Prologue) -> None:
+def test_a_row_has_the_same_bits_in_any_company(isa: str, prologue: Prologue) -> None:
     layer = Layer(400, 448, prologue)
     given = layer.rows(40)
-    alone = np.concatenate([layer.run({name: a[i : i + 1] for name, a in given.items()}) for i in range(40)])
+    alone = np.concatenate([layer.run({name: a[i : i + 1] for name, a in given.items()}, isa) for i in range(40)])
     for rows in (2, 3, 5, 16, 17, 40):
         for threads in (1, 2):
             for _ in range(2):
                 some = {name: a[-rows:] for name, a in given.items()}
-                assert_same_bits(layer.run(some, threads), alone[-rows:])
+                assert_same_bits(layer.run(some, isa, threads), alone[-rows:])
 
 
-@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("prologue", PROLOGUES)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_row_that_is_not_finite_gives_nan_and_leaves_the_others_alone(prologue: Prologue, value: float) -> None:
+def test_a_row_that_is_not_finite_gives_nan_and_leaves_the_others_alone(
+    isa: str, prologue: Prologue, value: float
+) -> None:
     layer = Layer(50, 128, prologue)
     given = layer.rows(20)
-    clean = layer.run(given)
+    clean = layer.run(given, isa)
     for row, column in ((2, 0), (7, 127), (19, layer.width - 1)):
         given["x"][row, column] = value
-    y = layer.run(given, threads=2)
+    y = layer.run(given, isa, threads=2)
     assert np.isnan(y[[2, 7, 19]]).all()
     others = np.delete(np.arange(20), [2, 7, 19])
     assert_same_bits(y[others], clean[others])
 
 
-@pytest.mark.usefixtures("isa")
-def test_a_group_that_is_not_finite_spoils_the_row() -> None:
+def test_a_group_that_is_not_finite_spoils_the_row(isa: str) -> None:
     layer = Layer(50, 128, groups=2)
     given = layer.rows(2)
     given["x"][0, 100] = np.nan
-    assert np.isnan(layer.run(given)).all(axis=1).tolist() == [True, False]
+    assert np.isnan(layer.run(given, isa)).all(axis=1).tolist() == [True, False]
 
 
-@pytest.mark.usefixtures("isa")
-def test_rows_of_zeros_and_of_almost_zeros_give_the_bias() -> None:
+def test_rows_of_zeros_and_of_almost_zeros_give_the_bias(isa: str) -> None:
     layer = Layer(50, 100)
     x = np.zeros((3, 100), np.float32)
     x[1], x[2] = 1e-38, 1e-45
-    assert_same_bits(layer.run({"x": x}), np.broadcast_to(layer.inputs["bias"], (3, 50)).copy())
+    assert_same_bits(layer.run({"x": x}, isa), np.broadcast_to(layer.inputs["bias"], (3, 50)).copy())
 
 
 def test_bias_and_residual_are_optional() -> None:
@@ -262,12 +254,11 @@ def test_signed_weights_are_refused() -> None:
         layer.run(layer.rows(1))
 
 
-@pytest.mark.usefixtures("isa")
-def test_embedding_bits_are_those_of_the_definition() -> None:
+def test_embedding_bits_are_those_of_the_definition(isa: str) -> None:
     layer = Layer(50, 100)
     inputs = {"ids": layer.rng.integers(0, 50, (2, 9)), **layer.inputs}
     del inputs["bias"]
-    (y,) = session("QuantEmbedding", inputs, N=50, K=100).run(None, inputs)
+    (y,) = session("QuantEmbedding", inputs, isa, N=50, K=100).run(None, inputs)
     assert_same_bits(y, quant_embedding(inputs["ids"], inputs["weight"], inputs["weight_scale"], depth=100))
 
 

@@ -90,8 +90,9 @@ QuantLinearCall QuantLinear::checked_call(const Context& context) const {
 
   const bool halves = prologue_ == Prologue::kSiluMul || prologue_ == Prologue::kGeluTanhMul;
   const int64_t width = halves ? 2 * depth_ : depth_;
-  require(x.shape.rank() > 0 && x.shape[x.shape.rank() - 1] == width, "x has the shape ", x.shape.text(),
-          ", expected ", width, " as the last dimension");
+  if (x.shape.rank() == 0 || x.shape[x.shape.rank() - 1] != width) {
+    throw Error("x has the shape ", x.shape.text(), ", expected ", width, " as the last dimension");
+  }
   weight.expect_shape({round_up(columns_, kBlock) / kBlock, padded_depth_ / 4, kBlock, 4});
   weight_scale.expect_shape({columns_});
   const Shape out = x.shape.with_last(columns_);
@@ -142,11 +143,14 @@ void QuantLinear::run(const Context& context, QuantLinearCall call) const {
   call.scales = numbers + tasks * padded_depth_;
   call.offsets = reinterpret_cast<int32_t*>(call.scales + scales);
 
+  const int64_t some_rows = std::max<int64_t>(1, call.rows / 32);
   Progress progress;
   context.parallel_for(static_cast<size_t>(tasks), [&](size_t task) {
-    for (int64_t row; (row = progress.next_row.fetch_add(1)) < call.rows;) {
-      kernel_.quantize_row(call, row, numbers + static_cast<int64_t>(task) * padded_depth_);
-      progress.quantized_rows.fetch_add(1, std::memory_order_release);
+    float* own = numbers + static_cast<int64_t>(task) * padded_depth_;
+    for (int64_t first; (first = progress.next_row.fetch_add(some_rows)) < call.rows;) {
+      const int64_t end = std::min(first + some_rows, call.rows);
+      for (int64_t row = first; row < end; ++row) kernel_.quantize_row(call, row, own);
+      progress.quantized_rows.fetch_add(end - first, std::memory_order_release);
     }
     wait_for(progress.quantized_rows, call.rows);
     for (int64_t chunk; (chunk = progress.next_chunk.fetch_add(1)) < chunks;) {

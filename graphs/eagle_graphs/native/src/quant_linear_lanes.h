@@ -111,10 +111,11 @@ inline void quantize_row(const QuantLinearCall& call, int64_t row, float* number
         sums = sums + (shifted - rounder);
       }
     }
-    // Integers below 2^24, exact in float; NaN if there was a NaN, which `largest` passed over, or an infinity, times 0.
+    // Integers below 2^24 add up exactly. The sum is NaN if there was a NaN, or an infinity, whose inverse is 0.
     const float sum = sum_of_lanes(sums);
     const bool finite = sum == sum;
-    call.scales[row * call.groups + group] = finite ? (inverse == 0.0f ? 0.0f : highest / 127.0f) : __builtin_nanf("");
+    const float scale = inverse == 0.0f ? 0.0f : highest / 127.0f;
+    call.scales[row * call.groups + group] = finite ? scale : sum;
     call.offsets[row * call.groups + group] = finite ? -128 * static_cast<int32_t>(sum) : 0;
   }
 }
