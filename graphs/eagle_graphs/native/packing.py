@@ -72,7 +72,7 @@ def quant_linear(
     multiply by the second; K is `depth`. The result is [..., N], N being the length of `weight_scale`. A row with a NaN
     or an infinity gives NaN. The first `wide` inputs, in the weight's `order`, have 16 bits, the others 8.
     """
-    weight = unpack(packed, len(weight_scale), depth).astype(np.int64)
+    weight = unpack(packed, len(weight_scale), depth).astype(np.float64)  # products are exact
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         numbers = _prologue(x.reshape(-1, x.shape[-1]), prologue, norm_weight, np.float32(epsilon))
         if order is not None:
@@ -108,9 +108,8 @@ def _prologue(x: Float, prologue: Prologue, norm_weight: Float | None, epsilon: 
         return x
     if prologue == "rms_norm":
         assert norm_weight is not None
-        inverse = np.float32(1) / np.sqrt(_sum_of_squares(x) / np.float32(x.shape[1]) + epsilon)
-        normed: Float = x * inverse[:, None] * norm_weight
-        return normed
+        inverse: Float = np.float32(1) / np.sqrt(_sum_of_squares(x) / np.float32(x.shape[1]) + epsilon)
+        return x * inverse[:, None] * norm_weight
     gate, up = np.split(x, 2, axis=1)
     inner = gate if prologue == "silu_mul" else np.float32(1.59576912) * (gate + np.float32(0.044715) * gate**3)
     activated: Float = gate / (1 + np.exp(-np.maximum(inner, np.float32(-88)))) * up
@@ -129,19 +128,20 @@ def _sum_of_squares(x: Float) -> Float:
     return sums[:, 0]
 
 
-def _product(x: Float, weight: npt.NDArray[np.int64], bits: int) -> Float:
+def _product(x: Float, weight: npt.NDArray[np.float64], bits: int) -> Float:
     """[M, N] of rows [M, K], rounded to `bits` with a scale each, and integers [N, K]; NaN for a row not finite."""
     largest = np.float32(LARGEST[bits])
     highest = np.abs(x).max(axis=1, keepdims=True)
     inverse = largest / highest
     finite, zero = np.isfinite(highest), np.isinf(inverse)
     scale = np.where(finite, np.where(zero, np.float32(0), highest / largest), np.float32(np.nan))
-    values = np.rint(np.where(finite & ~zero, x * inverse, np.float32(0))).astype(np.int64)
+    values = np.rint(np.where(finite & ~zero, x * inverse, np.float32(0))).astype(np.float64)
     if bits == 8:
         return (values @ weight.T).astype(np.float32) * scale
-    high = (values + 128) >> 8
+    high = np.floor((values + 128) / 256)
     low = values - 256 * high
-    return ((high @ weight.T).astype(np.float32) * np.float32(256) + (low @ weight.T).astype(np.float32)) * scale
+    product: Float = (high @ weight.T).astype(np.float32) * np.float32(256) + (low @ weight.T).astype(np.float32)
+    return product * scale
 
 
 def _up(number: int, multiple: int) -> int:

@@ -10,7 +10,8 @@ namespace {
 
 using Value = int16_t;
 
-constexpr int kTileRows = 3;
+constexpr int kTileRows = 2;
+constexpr int kFetchAhead = 6144;  // bytes of the weight: long enough for memory to answer
 
 inline void store_low_bits(Value* to, Lanes a) {
   // The float's upper half is cut off and the lower one's sign extended.
@@ -31,16 +32,15 @@ inline Lanes from_integers(const int32_t* from, int32_t offset) {
 #define EAGLE_UNROLL _Pragma("GCC unroll 4")
 
 // Four numbers of the depth in a step. A register has two sums for each of four columns.
-template <int kRows>
-inline void dot(const Value* values, const uint8_t* weight, int64_t segments, int64_t ahead,
-                int32_t (*products)[16]) {
+template <int kRows, bool kFetch>
+inline void dot(const Value* values, const uint8_t* weight, int64_t segments, int32_t (*products)[16]) {
   __m256i sums[kRows][4];
   EAGLE_UNROLL for (int row = 0; row < kRows; ++row) {
     EAGLE_UNROLL for (int i = 0; i < 4; ++i) sums[row][i] = _mm256_setzero_si256();
   }
   for (; segments > 0; --segments, values += kRows * 64) {
     for (int step = 0; step < 16; ++step, weight += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(weight + ahead), _MM_HINT_T1);
+      if (kFetch) _mm_prefetch(reinterpret_cast<const char*>(weight + kFetchAhead), _MM_HINT_T1);
       __m256i four[kRows];
       EAGLE_UNROLL for (int row = 0; row < kRows; ++row) {
         long long bits;

@@ -20,8 +20,8 @@ inline Lanes from_integers(const int32_t* from, int32_t offset) {
   return load(numbers);
 }
 
-template <int kRows>
-inline void dot(const Value* values, const uint8_t* weight, int64_t segments, int64_t, int32_t (*products)[16]) {
+template <int kRows, bool>
+inline void dot(const Value* values, const uint8_t* weight, int64_t segments, int32_t (*products)[16]) {
   for (int row = 0; row < kRows; ++row) {
     for (int column = 0; column < 16; ++column) products[row][column] = 0;
   }

@@ -9,6 +9,7 @@ namespace {
 
 typedef float Float4 __attribute__((vector_size(16)));
 typedef int32_t Int4 __attribute__((vector_size(16)));
+typedef uint32_t Word4 __attribute__((vector_size(16)));
 
 struct Lanes {
   static constexpr int kAccumulators = 2;
@@ -57,7 +58,7 @@ inline Lanes zero_below(Lanes a, Lanes x, Lanes limit) {
   return each([&](int i) { return (Float4)((Int4)a.v[i] & ~(x.v[i] < limit.v[i])); });
 }
 inline Lanes power_of_two(Lanes low_bits) {
-  return each([&](int i) { return (Float4)(((Int4)low_bits.v[i] << 23) + 0x3F800000); });
+  return each([&](int i) { return (Float4)(((Word4)low_bits.v[i] << 23) + 0x3F800000); });
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ constexpr int64_t kBlock = 16;  // columns of a block of the weight
 // The most of K under one scale: 255 * 128 times as much is still an int32.
 constexpr int64_t kMaxDepth = 65792;
 // What a thread takes at a time: long enough to stream, short enough that threads end together.
-int64_t kChunkBytes = getenv("CB") ? atoi(getenv("CB")) * 1024 : 64 << 10;
+constexpr int64_t kChunkBytes = 64 << 10;
 constexpr int64_t kMaxTasks = 256;
 
 const QuantLinearKernel& kernel_of(Isa isa) {
@@ -91,8 +91,9 @@ QuantLinearCall QuantLinear::checked_call(const Context& context) const {
 
   const bool halves = prologue_ == Prologue::kSiluMul || prologue_ == Prologue::kGeluTanhMul;
   const int64_t width = halves ? 2 * depth_ : depth_;
-  require(x.shape.rank() > 0 && x.shape[x.shape.rank() - 1] == width, "x has the shape ", x.shape.text(),
-          ", expected ", width, " as the last dimension");
+  if (x.shape.rank() == 0 || x.shape[x.shape.rank() - 1] != width) {
+    throw Error("x has the shape ", x.shape.text(), ", expected ", width, " as the last dimension");
+  }
   weight.expect_shape({round_up(columns_, kBlock) / kBlock, padded_depth_ / 4, kBlock, 4});
   weight_scale.expect_shape({columns_});
   const Shape out = x.shape.with_last(columns_);
@@ -143,11 +144,14 @@ void QuantLinear::run(const Context& context, QuantLinearCall call) const {
   call.scales = all_numbers + tasks * numbers;
   call.offsets = reinterpret_cast<int32_t*>(call.scales + 2 * call.rows);
 
+  const int64_t some_rows = std::max<int64_t>(1, call.rows / 32);
   Progress progress;
   context.parallel_for(static_cast<size_t>(tasks), [&](size_t task) {
-    for (int64_t row; (row = progress.next_row.fetch_add(1)) < call.rows;) {
-      kernel_.quantize_row(call, row, all_numbers + static_cast<int64_t>(task) * numbers);
-      progress.quantized_rows.fetch_add(1, std::memory_order_release);
+    float* own = all_numbers + static_cast<int64_t>(task) * numbers;
+    for (int64_t first; (first = progress.next_row.fetch_add(some_rows)) < call.rows;) {
+      const int64_t end = std::min(first + some_rows, call.rows);
+      for (int64_t row = first; row < end; ++row) kernel_.quantize_row(call, row, own);
+      progress.quantized_rows.fetch_add(end - first, std::memory_order_release);
     }
     wait_for(progress.quantized_rows, call.rows);
     for (int64_t chunk; (chunk = progress.next_chunk.fetch_add(1)) < chunks;) {

@@ -4,7 +4,8 @@
 //     kTileRows           the most rows that dot() takes: their sums fit the registers
 //     store_low_bits      16 Values of the low bits of 16 floats' representations
 //     from_integers       16 floats from int32
-//     dot<rows>           integer products of a tile of rows and a block of 16 columns
+//     dot<rows, fetch>    integer products of a tile of rows and a block of 16 columns; `fetch`: also asks
+//                         memory for the part of the weight that is due a little later
 //
 // Integers are exact and floats meet in one order, so that a row's result depends on nothing but the row.
 //
@@ -20,8 +21,6 @@ namespace {
 
 constexpr int64_t kBlock = 16;    // columns of a block of the weight
 constexpr int64_t kSegment = 64;  // depth of a line of values
-// How far the weight is fetched ahead, in bytes: memory answers in the time that a tile takes for about this much.
-constexpr int64_t kAhead = 4096;
 
 // The tiles have nearly the same number of rows.
 struct Tile {
@@ -127,12 +126,12 @@ inline float round_numbers(const float* numbers, int64_t count, Lines high, Line
       low_sums = low_sums + (shifted - rounder);
     }
   }
-  // Integers below 2^24, exact in float; NaN if there was a NaN, which `largest` passed over, or an infinity, times 0.
+  // Integers below 2^24 add up exactly. The sum is NaN if there was a NaN, or an infinity, whose inverse is 0.
   const float high_sum = sum_of_lanes(high_sums), low_sum = sum_of_lanes(low_sums);
   const bool finite = low_sum == low_sum;
   if constexpr (kBits == 16) *offsets++ = finite ? -128 * static_cast<int32_t>(high_sum) : 0;
   *offsets = finite ? -128 * static_cast<int32_t>(low_sum) : 0;
-  return !finite ? __builtin_nanf("") : inverse == 0.0f ? 0.0f : highest / kLargest;
+  return !finite ? low_sum : inverse == 0.0f ? 0.0f : highest / kLargest;
 }
 
 inline void quantize_row(const QuantLinearCall& call, int64_t row, float* numbers) {
@@ -159,7 +158,8 @@ inline void quantize_row(const QuantLinearCall& call, int64_t row, float* number
 
 // One tile of rows times one block of columns.
 template <int kRows>
-void multiply_tile(const QuantLinearCall& call, int64_t first_row, int64_t block, int64_t ahead) {
+void multiply_tile(const QuantLinearCall& call, int64_t first_row, int64_t block, bool fetch) {
+  const auto products_of = fetch ? dot<kRows, true> : dot<kRows, false>;
   const int64_t depth = call.padded_depth, wide = call.wide;
   const Value* values = static_cast<const Value*>(call.values) + first_row * (depth + wide);
   const uint8_t* weight = call.weight + block * depth * kBlock;
@@ -168,16 +168,16 @@ void multiply_tile(const QuantLinearCall& call, int64_t first_row, int64_t block
   alignas(64) int32_t products[kRows][kBlock];
   Lanes sums[kRows];
   if (wide > 0) {
-    dot<kRows>(values, weight, wide / kSegment, ahead, products);
+    products_of(values, weight, wide / kSegment, products);
     for (int row = 0; row < kRows; ++row) sums[row] = from_integers(products[row], offsets[row * 3]);
-    dot<kRows>(values + wide * kRows, weight, wide / kSegment, 0, products);
+    dot<kRows, false>(values + wide * kRows, weight, wide / kSegment, products);
     for (int row = 0; row < kRows; ++row) {
       const Lanes low = from_integers(products[row], offsets[row * 3 + 1]);
       sums[row] = (sums[row] * broadcast(256.0f) + low) * broadcast(scales[row * 2]);
     }
   }
   if (wide < depth) {
-    dot<kRows>(values + 2 * wide * kRows, weight + wide * kBlock, (depth - wide) / kSegment, ahead, products);
+    products_of(values + 2 * wide * kRows, weight + wide * kBlock, (depth - wide) / kSegment, products);
     for (int row = 0; row < kRows; ++row) {
       const Lanes rest = from_integers(products[row], offsets[row * 3 + 2]) * broadcast(scales[row * 2 + 1]);
       sums[row] = wide > 0 ? sums[row] + rest : rest;
@@ -203,20 +203,21 @@ void multiply_tile(const QuantLinearCall& call, int64_t first_row, int64_t block
 
 // The right number of rows becomes a constant.
 template <int kRows = kTileRows>
-inline void multiply_rows(const QuantLinearCall& call, Tile tile, int64_t block, int64_t ahead) {
+inline void multiply_rows(const QuantLinearCall& call, Tile tile, int64_t block, bool fetch) {
   if constexpr (kRows > 0) {
-    if (tile.rows == kRows) return multiply_tile<kRows>(call, tile.first, block, ahead);
-    multiply_rows<kRows - 1>(call, tile, block, ahead);
+    if (tile.rows == kRows) return multiply_tile<kRows>(call, tile.first, block, fetch);
+    multiply_rows<kRows - 1>(call, tile, block, fetch);
   }
 }
 
-// Block after block, so that the weight comes from memory once, in order.
+// The first tile's pass brings the weight of these blocks near, the others find it there. Few rows read it as fast as
+// memory gives it, and the CPU fetches ahead by itself; with more rows it falls behind.
 inline void multiply(const QuantLinearCall& call, int64_t first, int64_t end) {
   const int64_t tiles = tiles_of(call);
-  for (int64_t block = first; block < end; ++block) {
-    for (int64_t index = 0; index < tiles; ++index) {
-      multiply_rows(call, tile_at(call, index), block, index == 0 ? kAhead : 0);
-    }
+  for (int64_t index = 0; index < tiles; ++index) {
+    const Tile tile = tile_at(call, index);
+    const bool fetch = index == 0 && call.rows > 4;
+    for (int64_t block = first; block < end; ++block) multiply_rows(call, tile, block, fetch);
   }
 }
 

@@ -17,9 +17,9 @@ class Domain {
  public:
   Domain(const Ort& ort, Isa isa) : tree_attention_(isa), quant_linear_(isa), quant_embedding_(isa) {
     check(ort, ort.create_custom_op_domain(kDomain, &handle));
-    for (const OrtCustomOp* op : std::initializer_list<const OrtCustomOp*>{&tree_attention_, &quant_linear_, &quant_embedding_}) {
-      check(ort, ort.custom_op_domain_add(handle, op));
-    }
+    check(ort, ort.custom_op_domain_add(handle, &tree_attention_));
+    check(ort, ort.custom_op_domain_add(handle, &quant_linear_));
+    check(ort, ort.custom_op_domain_add(handle, &quant_embedding_));
   }
 
   OrtCustomOpDomain* handle = nullptr;
