@@ -75,8 +75,8 @@ def export(model: Path, draft: Path, out: Path, *more: str) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`make lossless` runs the proof on every prompt, twice as long."""
-    parser.addoption("--lossless-full", action="store_true", help="24 prompts x 128 tokens instead of 8 x 64")
+    """`make lossless` runs the proofs on every prompt and twice as long, and in contexts four times as long."""
+    parser.addoption("--lossless-full", action="store_true", help="the long proofs: 24 prompts x 128 tokens, ...")
 
 
 @pytest.fixture(scope="session")

@@ -42,7 +42,8 @@ def test_acceptance_in_a_long_context_is_the_reference_s(
     questions = "\n\n".join(message["content"] for messages in demo_prompts for message in messages)
     with Session.open(bundle, profile=str(NODES)) as session:
         for length in ALL_LENGTHS if full else LENGTHS:
-            prompts = [prompt_of(session, text, length) for text in (licence + questions, questions + licence)]
+            texts = (licence + questions + licence, questions + licence + questions)
+            prompts = [prompt_of(session, text, length) for text in texts]
             print(f"after {[len(prompt) for prompt in prompts]} tokens, ", end="")
             assert all(length <= len(prompt) < length + 100 for prompt in prompts)
             compare_rounds(session, reference, NODES, prompts, tokens=TOKENS)
