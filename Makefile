@@ -1,6 +1,7 @@
 # make demo     sets up, exports SmolLM2-135M-Instruct with its EAGLE-3 head, runs it beside plain decoding
 # make test     sets up and runs every test
-# make lossless the long proof: 24 prompts, 128 tokens, every profile, greedy and sampled, against plain decoding and torch
+# make lossless the long proof: 24 prompts, 128 tokens, every profile, greedy and sampled, against plain decoding and torch;
+#               contexts of up to 4000 tokens against torch
 # make bench    EAGLE against plain decoding over tools/prompts.jsonl
 # make check    ruff, mypy and the import directions
 #
@@ -29,7 +30,8 @@ test: $(VENV)/installed
 	$(BIN)/python -m pytest
 
 lossless: $(VENV)/installed
-	$(BIN)/python -m pytest tests/e2e/test_lossless.py --lossless-full -s
+	$(BIN)/python -m pytest tests/e2e/test_lossless.py tests/e2e/test_lossless_sampling.py tests/e2e/test_long_context.py \
+	    --lossless-full -s
 
 bench: $(BUNDLE)/manifest.json
 	$(BIN)/python tools/bench.py $(BUNDLE)

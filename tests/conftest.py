@@ -52,6 +52,25 @@ def tiny_bundle(tiny_target: Path, tiny_head: Path, tmp_path_factory: pytest.Tem
 
 
 @pytest.fixture(scope="session")
+def tiny_int8_bundle(tiny_target: Path, tiny_head: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same in INT8."""
+    out = tmp_path_factory.mktemp("bundles") / "tiny-int8"
+    sizes = ("--capacity", "160", "--prefill-chunk", "16")
+    export(tiny_target, tiny_head, out, *sizes, "--accept-probe", "--precision", "int8")
+    return out
+
+
+@pytest.fixture(scope="session")
+def demo_int8_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of `make demo`, exported for this run, or the one that $EAGLE_DEMO_INT8_BUNDLE names."""
+    if given := os.environ.get("EAGLE_DEMO_INT8_BUNDLE"):
+        return Path(given)
+    out = tmp_path_factory.mktemp("bundles") / "demo-int8"
+    export(demo_model(), DEMO_HEAD, out, "--precision", "int8")
+    return out
+
+
+@pytest.fixture(scope="session")
 def demo_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2-135M-Instruct with the demo head, exported for this run, or the one that $EAGLE_DEMO_BUNDLE names."""
     if given := os.environ.get("EAGLE_DEMO_BUNDLE"):
@@ -75,8 +94,8 @@ def export(model: Path, draft: Path, out: Path, *more: str) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`make lossless` runs the proof on every prompt, twice as long."""
-    parser.addoption("--lossless-full", action="store_true", help="24 prompts x 128 tokens instead of 8 x 64")
+    """`make lossless` runs the proofs on every prompt and twice as long, and in contexts four times as long."""
+    parser.addoption("--lossless-full", action="store_true", help="the long proofs: 24 prompts x 128 tokens, ...")
 
 
 @pytest.fixture(scope="session")

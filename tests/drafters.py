@@ -154,7 +154,7 @@ def run(
     session: Session, state: SlotState, prompt: Sequence[int], *, stop: Sequence[str] = (), **options: object
 ) -> Answer:
     """The whole answer; takes what `stream` takes."""
-    answer = Answer(progress=Progress(text=TextStream(session._tokenizer, stop=stop)))
+    answer = Answer(progress=Progress(text=TextStream(session.tokenizer, stop=stop)))
     answer.pieces.extend(stream(session, state, prompt, answer, **options))
     assert "".join(answer.pieces) == answer.progress.text.text
     if answer.tokens:

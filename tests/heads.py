@@ -45,6 +45,7 @@ class TinyHead:
     rope_type: str = "default"
     rope: dict[str, float] = field(default_factory=dict)
     switches: tuple[str, ...] = ()
+    scaled_embedding: bool = False
     files: str = "safetensors"
     """safetensors, sharded, bin or sharded-bin"""
     dtype: torch.dtype = torch.float32
@@ -67,6 +68,7 @@ class TinyHead:
             eps=1e-5,
             rope={"theta": 20000.0, **self.rope},
             rope_type=self.rope_type,
+            scaled_embedding=self.scaled_embedding,
             **dict.fromkeys(self.switches, True),
         )
 
@@ -275,9 +277,9 @@ HEADS = {
         position_offset=1,
         draft_vocab=VOCAB,
     ),
-    "modelopt": TinyHead(family="modelopt", taps=OTHER_TAPS, biases=("qkv",)),
+    "modelopt": TinyHead(family="modelopt", taps=OTHER_TAPS, biases=("qkv",), scaled_embedding=True),
     "modelopt with the target's lm_head": TinyHead(
-        family="modelopt", own_lm_head=False, draft_vocab=VOCAB, rope_type="yarn", rope=YARN
+        family="modelopt", own_lm_head=False, draft_vocab=VOCAB, rope_type="yarn", rope=YARN, scaled_embedding=True
     ),
     "angelslim": TinyHead(family="angelslim", head_dim=24, dtype=torch.bfloat16),
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from transformers import LlamaForCausalLM
+from transformers import PreTrainedModel
 
 from eagle_calibration.prompts import load_prompts
 from tests.heads import TinyHead, write_tensors
@@ -21,7 +21,7 @@ TOKENS = 48
 """Of each answer; more than an export measures."""
 
 
-def calibration_answers(model: LlamaForCausalLM) -> list[torch.Tensor]:
+def calibration_answers(model: PreTrainedModel) -> list[torch.Tensor]:
     """The prompts that an export uses with the target's greedy answers, each [L]."""
     tokenizer = tiny_tokenizer()
     answers = []
@@ -32,8 +32,18 @@ def calibration_answers(model: LlamaForCausalLM) -> list[torch.Tensor]:
     return answers
 
 
-def overfit_head(directory: Path, head: TinyHead, model: LlamaForCausalLM, answers: Sequence[torch.Tensor]) -> None:
-    """Writes the checkpoint of `head`, trained on `answers`, its own output fed back once."""
+def overfit_head(
+    directory: Path,
+    head: TinyHead,
+    model: PreTrainedModel,
+    answers: Sequence[torch.Tensor],
+    *,
+    embedding_scale: float = 1.0,
+) -> None:
+    """Writes the checkpoint of `head`, trained on `answers`, its own output fed back once.
+
+    embedding_scale: what the model multiplies its embeddings by.
+    """
     assert head.draft_vocab == VOCAB, "the loss is over the target's tokens"
     tensors = {name: t.clone().requires_grad_() for name, t in head.tensors().items()}
     reference = VariantHead(
@@ -41,6 +51,7 @@ def overfit_head(directory: Path, head: TinyHead, model: LlamaForCausalLM, answe
         tensors=tensors,
         target_embedding=model.get_input_embeddings().weight.detach(),
         target_lm_head=model.get_output_embeddings().weight.detach(),
+        target_embedding_scale=embedding_scale,
     )
     lessons = [_lesson(reference, model, tokens) for tokens in answers]
     optimizer = torch.optim.Adam(tensors.values(), lr=3e-3)
@@ -68,7 +79,7 @@ def loss(reference: VariantHead, tokens: torch.Tensor, tapped: list[torch.Tensor
 
 @torch.no_grad()
 def _lesson(
-    reference: VariantHead, model: LlamaForCausalLM, tokens: torch.Tensor
+    reference: VariantHead, model: PreTrainedModel, tokens: torch.Tensor
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     states = model(tokens[None], output_hidden_states=True).hidden_states
     return tokens, [states[tap][0] for tap in reference.truth.taps]

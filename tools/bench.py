@@ -1,10 +1,12 @@
 """EAGLE against plain decoding of the same bundle, over a file of prompts.
 
-    python tools/bench.py BUNDLE [--prompts FILE.jsonl] [--profile auto] [--temperature 0.7 --top-p 0.9] [--json]
+    python tools/bench.py BUNDLE [--prompts FILE.jsonl] [--profile auto] [--json]
+    python tools/bench.py BUNDLE --temperature 0.3,0.7,1 --top-p 0.9 --verify-mode deterministic,sampled
 
-Both alternate prompt by prompt, each first in turn, so that a noisy machine is unfair to neither: read
-the ratios. The speed-up is the ratio of summed decode times, the accepted length is counted over all
-rounds (definitions: eagle_runtime/stats.py).
+Greedy, or one row for every temperature and way of verifying. Both decoders alternate prompt by prompt, each
+first in turn, so that a noisy machine is unfair to neither: read the ratios. The speed-up is that of tokens a
+second over all prompts, which is the ratio of the decode times where both say the same; the accepted length is
+counted over all rounds (definitions: eagle_runtime/stats.py).
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -26,11 +30,38 @@ from eagle_runtime import Session
 from eagle_runtime.answer import StreamOptions
 from eagle_runtime.compare import first_difference, warm_up
 from eagle_runtime.huge_pages import restart_with_huge_pages
+from eagle_runtime.sampling import VerifyMode
 from eagle_runtime.session import AUTO, PLAIN
 from eagle_runtime.stats import HOST_PHASES, Stats
 
 HERE = Path(__file__).parent
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How tokens are chosen."""
+
+    temperature: float
+    """0 for greedy."""
+    top_p: float | None
+    verify_mode: VerifyMode
+
+    def __str__(self) -> str:
+        if not self.temperature:
+            return "greedy"
+        top_p = "" if self.top_p is None else f", top-p {self.top_p:g}"
+        return f"temperature {self.temperature:g}{top_p}, {self.verify_mode}"
+
+    def options(self, decoder: str) -> StreamOptions:
+        """For Session.generate; plain decoding has no tree to draw."""
+        if not self.temperature:
+            return {}
+        mode = "deterministic" if decoder == PLAIN else self.verify_mode
+        return {"temperature": self.temperature, "top_p": self.top_p, "verify_mode": mode}
+
+
+GREEDY = Setting(temperature=0.0, top_p=None, verify_mode="deterministic")
 
 
 @dataclass(slots=True)
@@ -40,23 +71,25 @@ class Tally:
     eagle: Stats = field(default_factory=Stats)
     plain: Stats = field(default_factory=Stats)
     lengths: list[float] = field(default_factory=list)
-    identical: int = 0
+    identical: list[bool] = field(default_factory=list)
 
-    def add(self, eagle: Stats, plain: Stats, *, identical: bool) -> None:
+    def add(self, eagle: Stats, plain: Stats, *, identical: bool | None) -> None:
+        """identical: None where both are not to say the same."""
         self.eagle.add(eagle)
         self.plain.add(plain)
         self.lengths.append(eagle.accepted_length)
-        self.identical += identical
+        if identical is not None:
+            self.identical.append(identical)
 
     def to_dict(self) -> dict[str, Any]:
         eagle, plain = self.eagle, self.plain
         return {
             "prompts": len(self.lengths),
-            "identical_share": self.identical / len(self.lengths),
+            "identical_share": statistics.fmean(self.identical) if self.identical else None,
             "accepted_length": round(eagle.accepted_length, 4),
             "accepted_length_spread": round(statistics.pstdev(self.lengths), 4),
             "acceptance_rate": round(eagle.acceptance_rate, 4),
-            "speedup": round(plain.decode_s / eagle.decode_s, 4) if eagle.decode_s else 0.0,
+            "speedup": round(eagle.tokens_per_s / plain.tokens_per_s, 4) if plain.tokens_per_s else 0.0,
             "tokens_per_s": round(eagle.tokens_per_s, 2),
             "plain_tokens_per_s": round(plain.tokens_per_s, 2),
             "host_share": round(eagle.host_share, 4),
@@ -95,59 +128,81 @@ def bench(
     max_new_tokens: int = 128,
     limit: Annotated[int | None, typer.Option(min=1, help="Only so many prompts, spread over the file.")] = None,
     threads: int | None = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Sample, both with the same seed.  [default: greedy]")
-    ] = None,
-    top_p: float | None = None,
+    temperature: Annotated[str, typer.Option(help="Sample, both with the same seed; as 0.3,0.7,1. 0 is greedy.")] = "0",
+    top_p: Annotated[float | None, typer.Option(help="Where tokens are sampled.")] = None,
     seed: int = 0,
-    verify_mode: Annotated[str, typer.Option(help="'sampled': other text, of the same law.")] = "deterministic",
+    verify_mode: Annotated[
+        str, typer.Option(help="Where tokens are sampled: deterministic, sampled (other text, same law), or both.")
+    ] = "deterministic",
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Benchmarks a bundle."""
+    settings = settings_from_options(temperature, top_p, verify_mode)
     chosen = read_prompts(prompts)
     if limit is not None and limit < len(chosen):
         chosen = [chosen[i * len(chosen) // limit] for i in range(limit)]
     console = Console(stderr=True, highlight=False)
-    overall, categories = Tally(), dict[str, Tally]()
-    options: StreamOptions = {
-        "max_new_tokens": max_new_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "seed": seed,
-    }
+    tallies = {setting: (Tally(), defaultdict[str, Tally](Tally)) for setting in settings}
     with Session.open(bundle, profile=profile, threads=threads) as session:
         warm_up(session, session.encode(messages=chosen[0][1]), [profile, PLAIN])
         for number, (category, messages) in enumerate(track(chosen, description=profile, console=console)):
             tokens = session.encode(messages=messages)
-            order = (profile, PLAIN) if number % 2 == 0 else (PLAIN, profile)
-            answers = {}
-            for name in order:
-                session.reset()
-                mode = verify_mode if name == profile else "deterministic"
-                answers[name] = session.generate(token_ids=tokens, profile=name, verify_mode=mode, **options)
-            eagle, plain = answers[profile], answers[PLAIN]
-            identical = eagle.token_ids == plain.token_ids
-            if not identical and verify_mode == "deterministic":
-                difference = first_difference(session, tokens, eagle.token_ids, plain.token_ids, eagle.sampling)
-                console.print(f"prompt {number}: {difference}")
-            for tally in (overall, categories.setdefault(category, Tally())):
-                tally.add(eagle.stats, plain.stats, identical=identical)
+            for setting, (overall, categories) in tallies.items():
+                answers = {}
+                for name in (profile, PLAIN) if number % 2 == 0 else (PLAIN, profile):
+                    session.reset()
+                    asked: StreamOptions = {
+                        "token_ids": tokens,
+                        "profile": name,
+                        "max_new_tokens": max_new_tokens,
+                        "seed": seed,
+                        **setting.options(name),
+                    }
+                    answers[name] = session.generate(**asked)
+                eagle, plain = answers[profile], answers[PLAIN]
+                identical = None if setting.verify_mode == "sampled" else eagle.token_ids == plain.token_ids
+                if identical is False:
+                    difference = first_difference(session, tokens, eagle.token_ids, plain.token_ids, eagle.sampling)
+                    console.print(f"prompt {number}, {setting}: {difference}")
+                for tally in (overall, categories[category]):
+                    tally.add(eagle.stats, plain.stats, identical=identical)
         exactness = session.engine.exactness.kind
-    result = {
-        "profile": profile,
-        "exactness": exactness,
-        "sampling": {"temperature": temperature, "top_p": top_p, "seed": seed, "verify_mode": verify_mode},
-        "overall": overall.to_dict(),
-        "categories": {name: tally.to_dict() for name, tally in sorted(categories.items())},
-    }
+    results = [
+        {
+            "setting": asdict(setting),
+            "overall": overall.to_dict(),
+            "categories": {name: tally.to_dict() for name, tally in sorted(categories.items())},
+        }
+        for setting, (overall, categories) in tallies.items()
+    ]
     if as_json:
-        print(json.dumps(result))
+        print(json.dumps({"profile": profile, "exactness": exactness, "seed": seed, "results": results}))
+        return
+    title, (first, *more) = f"profile {profile}, exactness {exactness}", results
+    if more:
+        print_table(
+            title, [(str(setting), result["overall"]) for setting, result in zip(settings, results, strict=True)]
+        )
     else:
-        print_table(result)
+        print_table(f"{title}, {settings[0]}", [*first["categories"].items(), ("overall", first["overall"])])
+        print_phases(first["overall"]["phases_ms"])
 
 
-def print_table(result: dict[str, Any]) -> None:
-    table = Table(title=f"profile {result['profile']}, exactness {result['exactness']}")
+def settings_from_options(temperatures: str, top_p: float | None, verify_modes: str) -> list[Setting]:
+    """Every temperature with every way of verifying; greedy knows one only. What else cannot be, a session refuses."""
+    try:
+        values = [float(text) for text in temperatures.split(",")]
+    except ValueError:
+        raise EagleError(f"--temperature is {temperatures!r}; expected numbers, such as 0.3,0.7,1") from None
+    modes = verify_modes.split(",")
+    if not any(values) and (top_p is not None or modes != ["deterministic"]):
+        raise EagleError("--top-p and --verify-mode say how tokens are sampled: give a --temperature too")
+    sampled = [Setting(temperature=t, top_p=top_p, verify_mode=cast(VerifyMode, m)) for t in values for m in modes]
+    return list(dict.fromkeys(setting if setting.temperature else GREEDY for setting in sampled))
+
+
+def print_table(title: str, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    table = Table(title=title)
     for column in (
         "",
         "prompts",
@@ -160,11 +215,11 @@ def print_table(result: dict[str, Any]) -> None:
         "host",
     ):
         table.add_column(column, justify="left" if not column else "right")
-    for name, row in [*result["categories"].items(), ("overall", result["overall"])]:
+    for name, row in rows:
         table.add_row(
             name,
             str(row["prompts"]),
-            f"{row['identical_share']:.0%}",
+            "-" if row["identical_share"] is None else f"{row['identical_share']:.0%}",
             f"{row['accepted_length']:.2f} ± {row['accepted_length_spread']:.2f}",
             f"{row['acceptance_rate']:.0%}",
             f"{row['speedup']:.2f}x",
@@ -173,12 +228,13 @@ def print_table(result: dict[str, Any]) -> None:
             f"{row['host_share']:.1%}",
             style="bold" if name == "overall" else "",
         )
-    console = Console(highlight=False)
-    console.print(table)
-    phases = result["overall"]["phases_ms"]
+    Console(highlight=False).print(table)
+
+
+def print_phases(phases: dict[str, float]) -> None:
     total = sum(phases.values()) or 1.0
     shares = ", ".join(f"{phase} {ms:.2f} ms ({ms / total:.1%})" for phase, ms in phases.items())
-    console.print(f"a round: {shares}; on the host: {', '.join(HOST_PHASES)}")
+    Console(highlight=False).print(f"a round: {shares}; on the host: {', '.join(HOST_PHASES)}")
 
 
 if __name__ == "__main__":

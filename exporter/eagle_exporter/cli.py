@@ -43,6 +43,13 @@ class Kernels(str, Enum):  # noqa: UP042
     STOCK = "stock"
 
 
+class Lookup(str, Enum):  # noqa: UP042
+    """What a head reads of an embedding table."""
+
+    RAW = "raw"
+    SCALED = "scaled"
+
+
 @app.command()
 def export(
     context: typer.Context,
@@ -60,6 +67,9 @@ def export(
     taps: Annotated[str | None, typer.Option(help="Hidden states that the head reads, as 2,15,27.")] = None,
     rope_theta: Annotated[float | None, typer.Option(help="Base of the head's rotary positions.")] = None,
     position_offset: Annotated[int | None, typer.Option(min=0, help="Position of the head's first row.")] = None,
+    embedding: Annotated[
+        Lookup | None, typer.Option(help="Whether a head's embeddings are multiplied as the target's are.")
+    ] = None,
     accept_probe: Annotated[bool, typer.Option("--accept-probe", help="Export whatever the probe says.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on standard output.")] = False,
 ) -> None:
@@ -79,7 +89,12 @@ def export(
         raise EagleError(
             f"exporting needs {error.name}, which is not installed: pip install 'eagle-aot[export,cpu]'"
         ) from None
-    overrides = Overrides(taps=_numbers(taps), rope_theta=rope_theta, position_offset=position_offset)
+    overrides = Overrides(
+        taps=_numbers(taps),
+        rope_theta=rope_theta,
+        position_offset=position_offset,
+        scaled_embedding=None if embedding is None else embedding is Lookup.SCALED,
+    )
     if inspect:
         inspection = inspect_head(draft, model, overrides)
         if as_json:

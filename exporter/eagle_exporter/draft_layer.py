@@ -93,17 +93,28 @@ def norm(spec: HeadSpec, tensors: Tensors, name: str) -> LlamaRMSNorm:
     return layer
 
 
-def embedding(tensors: Tensors, target: nn.Module) -> nn.Embedding:
-    """The head's own embedding, or the target's table as it stands (whatever the target does to what it looks up).
+class Embedding(nn.Embedding):
+    """Rows of a table [V, h]; where `scaled`, multiplied as the target multiplies those of its own table."""
 
-    A copy of the target's table in the checkpoint is the target's table.
-    """
+    def __init__(self, table: torch.Tensor, *, target_scale: float, scaled: bool) -> None:
+        super().__init__(table.shape[0], table.shape[1], _weight=table.detach())
+        self.requires_grad_(False)
+        self.target_scale, self.scaled = target_scale, scaled
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """[B, Q] to [B, Q, h]."""
+        rows = super().forward(token_ids)
+        return rows * self.target_scale if self.scaled and self.target_scale != 1 else rows
+
+
+def embedding(spec: HeadSpec, tensors: Tensors, target: nn.Module, *, target_scale: float) -> Embedding:
+    """The head's own embedding, or the target's table. A copy of the target's table is the target's table."""
     table = target.weight
     assert isinstance(table, torch.Tensor)
     own = tensors.get("embed_tokens.weight")
     if own is not None and not torch.equal(own, table.to(own.dtype)):
         table = own
-    return nn.Embedding(table.shape[0], table.shape[1], _weight=table.detach()).requires_grad_(False)
+    return Embedding(table, target_scale=target_scale, scaled=spec.scaled_embedding)
 
 
 def rotary(spec: HeadSpec) -> LlamaRotaryEmbedding:

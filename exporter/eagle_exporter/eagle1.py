@@ -18,12 +18,20 @@ class Eagle1Head(nn.Module):
     order.
     """
 
-    def __init__(self, head: Head, target_embedding: nn.Module, target_lm_head: nn.Module, *, top_k: int) -> None:
+    def __init__(
+        self,
+        head: Head,
+        target_embedding: nn.Module,
+        target_lm_head: nn.Module,
+        *,
+        target_embedding_scale: float,
+        top_k: int,
+    ) -> None:
         super().__init__()
         spec, tensors = head.spec, head.tensors
         self.top_k = top_k
         self.fuse_features = nn.Identity()
-        self.embed_tokens = embedding(tensors, target_embedding)
+        self.embed_tokens = embedding(spec, tensors, target_embedding, target_scale=target_embedding_scale)
         self.fc = linear(tensors, "fc")
         self.input_layernorms = nn.ModuleList(
             norm(spec, tensors, f"layers.{i}.input_layernorm") if i else nn.Identity() for i in range(spec.layers)

@@ -19,12 +19,20 @@ class Eagle3Head(nn.Module):
     target's tensors themselves, not copies, unless the checkpoint brings its own.
     """
 
-    def __init__(self, head: Head, target_embedding: nn.Module, target_lm_head: nn.Module, *, top_k: int) -> None:
+    def __init__(
+        self,
+        head: Head,
+        target_embedding: nn.Module,
+        target_lm_head: nn.Module,
+        *,
+        target_embedding_scale: float,
+        top_k: int,
+    ) -> None:
         super().__init__()
         spec, tensors = head.spec, head.tensors
         self.spec, self.top_k = spec, top_k
         self.fuse_features = FuseFeatures(spec, tensors)
-        self.embed_tokens = embedding(tensors, target_embedding)
+        self.embed_tokens = embedding(spec, tensors, target_embedding, target_scale=target_embedding_scale)
         self.hidden_norm = norm(spec, tensors, "layers.0.hidden_norm")
         self.input_layernorms = nn.ModuleList(
             norm(spec, tensors, f"layers.{i}.input_layernorm") for i in range(spec.layers)

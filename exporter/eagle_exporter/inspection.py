@@ -100,7 +100,8 @@ def _findings(spec: HeadSpec, reading: Reading, target: TargetShape | None) -> d
         "taps": taps,
         "positions": f"from {spec.position_offset}",
         "vocabulary": _vocabulary(spec, reading, target),
-        "embedding": "its own" if spec.own_embedding else "the target's",
+        "embedding": ("its own" if spec.own_embedding else "the target's")
+        + (", multiplied as the target multiplies its own" if spec.scaled_embedding else ", as it is stored"),
         "lm_head": "its own" if spec.own_lm_head else "the target's",
         "rope": f"{rope_type}, theta {theta:g}{more}",
         "layers": (

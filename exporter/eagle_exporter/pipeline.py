@@ -209,8 +209,13 @@ class _Graphs:
 def head_module(head: Head, target: Target, *, top_k: int) -> Eagle1Head | Eagle3Head:
     """The head's module; it shares the target's embedding and LM head where the checkpoint brings none."""
     module = Eagle3Head if head.spec.kind == "eagle3" else Eagle1Head
-    embedding = cast(nn.Module, target.model.get_input_embeddings())
-    return module(head, embedding, cast(nn.Module, target.model.get_output_embeddings()), top_k=top_k)
+    return module(
+        head,
+        cast(nn.Module, target.model.get_input_embeddings()),
+        cast(nn.Module, target.model.get_output_embeddings()),
+        target_embedding_scale=target.embedding_scale,
+        top_k=top_k,
+    )
 
 
 def _compare(

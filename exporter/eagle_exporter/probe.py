@@ -1,7 +1,7 @@
 """The probe: does a head draft best under the conventions that its checkpoint states?
 
-A wrong tap, rope base or position leaves a head that runs, fits every shape, and drafts badly. So before anything is
-compiled, chains are drafted in torch from every place of the target's own greedy answers, under the stated
+A wrong tap, rope base, position or embedding leaves a head that runs, fits every shape, and drafts badly. So before
+anything is compiled, chains are drafted in torch from every place of the target's own greedy answers, under the stated
 conventions and under their neighbours. No tree is needed for this comparison: all are drafted from the same places,
 each token of a chain being the target's own. Two lengths come of it:
 
@@ -14,6 +14,9 @@ Neighbouring places depend on each other, so lengths are averaged over blocks of
 convention **clearly beats** another if its accepted length is larger and its expected length exceeds the other's by 5%
 of what that drafts, and by three standard errors of the blocks' differences. An accepted length below 1.1 is **about
 1**: a head that always says the most frequent word has that.
+
+Whether embeddings are multiplied as the target's are is asked of targets that multiply them. An EAGLE-1 head feels it;
+an EAGLE-3 head norms what it looks up, so that only the norm's epsilon could tell.
 
 A uniform shift of all positions changes nothing under rotary embeddings, which see differences only: that row of the
 table equals the stated one, up to rounding, for every head that this version loads.
@@ -29,7 +32,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from eagle_exporter.draft_layer import rotary
+from eagle_exporter.draft_layer import Embedding, rotary
 from eagle_exporter.heads import HeadSpec, TargetShape
 from eagle_exporter.heads.config import DEFAULT_ROPE_THETA
 from eagle_exporter.heads.source import tap_problems
@@ -183,11 +186,13 @@ def _greedy(target: Target, prompts: Sequence[Sequence[int]]) -> list[list[int]]
 
 def run_probe(module: nn.Module, spec: HeadSpec, target: TargetShape, answers: Sequence[Answer]) -> Probe:
     """Drafts with `module`, the head of `spec`, under its conventions and their neighbours. None of both is changed."""
-    own_rotary = module.rotary_emb
+    own_rotary, embedding = module.rotary_emb, module.embed_tokens
+    assert isinstance(embedding, Embedding)
+    own_scaled = embedding.scaled
     found = []
     try:
-        for name, option, convention in conventions(spec, target):
-            module.rotary_emb = rotary(convention)
+        for name, option, convention in conventions(spec, target, embedding.target_scale):
+            module.rotary_emb, embedding.scaled = rotary(convention), convention.scaled_embedding
             blocks = [
                 (float(accepted.mean()), float(expected.mean()))
                 for answer in answers
@@ -196,14 +201,19 @@ def run_probe(module: nn.Module, spec: HeadSpec, target: TargetShape, answers: S
             accepted, expected = zip(*blocks, strict=True) if blocks else ((), ())
             found.append(ProbedConvention(name=name, option=option, accepted=accepted, expected=expected))
     finally:
-        module.rotary_emb = own_rotary
+        module.rotary_emb, embedding.scaled = own_rotary, own_scaled
     return Probe(conventions=tuple(found), places=sum(len(answer.starts) for answer in answers))
 
 
-def conventions(spec: HeadSpec, target: TargetShape) -> list[tuple[str, str, HeadSpec]]:
-    """Name, option and spec of the stated convention and of each neighbour that differs from it and can be."""
+def conventions(spec: HeadSpec, target: TargetShape, embedding_scale: float) -> list[tuple[str, str, HeadSpec]]:
+    """Name, option and spec of the stated convention and of each neighbour that differs from it and can be.
+
+    embedding_scale: the target's.
+    """
     theta = float(spec.rope_parameters["rope_theta"])
     stated = f"{_taps(spec.taps)}, rope theta {theta:g}, positions from {spec.position_offset}"
+    if embedding_scale != 1:
+        stated += f", {_embedding(spec.scaled_embedding, embedding_scale)}"
     found = [(stated, "", spec)]
     shifted = [tuple(tap + by for tap in spec.taps) for by in (-1, 1)]
     if spec.layout == "angelslim":
@@ -217,7 +227,15 @@ def conventions(spec: HeadSpec, target: TargetShape) -> list[tuple[str, str, Hea
             found.append((f"rope theta {other:g}", f"--rope-theta {other:g}", replace(spec, rope_parameters=rope)))
     offset = 0 if spec.position_offset else 1
     found.append((f"positions from {offset}", f"--position-offset {offset}", replace(spec, position_offset=offset)))
+    if embedding_scale != 1:
+        scaled = not spec.scaled_embedding
+        name, option = _embedding(scaled, embedding_scale), f"--embedding {'scaled' if scaled else 'raw'}"
+        found.append((name, option, replace(spec, scaled_embedding=scaled)))
     return found
+
+
+def _embedding(scaled: bool, scale: float) -> str:
+    return f"embedding times {scale:g}" if scaled else "embedding as stored"
 
 
 def _taps(taps: tuple[int, ...]) -> str:

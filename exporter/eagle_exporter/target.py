@@ -18,6 +18,9 @@ from eagle_exporter.rope import settle_rope
 from eagle_exporter.survey import check_supported
 from eagle_graphs import EagleError, KVGeometry
 
+_MULTIPLE = 1e-5
+"""Relative difference up to which a vector is a multiple of another in float32."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
@@ -27,6 +30,8 @@ class Target:
     tokenizer: PreTrainedTokenizerBase
     eos_token_ids: tuple[int, ...]
     kv: KVGeometry
+    embedding_scale: float
+    """What the rows of its embedding are multiplied by before the first layer: 1 for most, a root in Gemma."""
 
     @property
     def config(self) -> PretrainedConfig:
@@ -61,7 +66,13 @@ def load_target(checkpoint: Checkpoint) -> Target:
     check_finite(model, what="target")
     if not getattr(tokenizer, "is_fast", False):
         raise EagleError(f"target: {checkpoint.name} has no fast tokenizer (tokenizer.json), which the runtime needs")
-    return Target(model=model, tokenizer=tokenizer, eos_token_ids=_eos_token_ids(model), kv=kv)
+    return Target(
+        model=model,
+        tokenizer=tokenizer,
+        eos_token_ids=_eos_token_ids(model),
+        kv=kv,
+        embedding_scale=embedding_scale(model),
+    )
 
 
 def settle(model: PreTrainedModel, *, capacity: int) -> tuple[str, ...]:
@@ -128,6 +139,22 @@ def as_transformers_runs_it(model: PreTrainedModel) -> Iterator[None]:
     finally:
         model.set_attn_implementation(own[0])
         model.set_experts_implementation(own[1])
+
+
+@torch.no_grad()
+def embedding_scale(model: PreTrainedModel) -> float:
+    """What the model multiplies the rows of its embedding table by, wherever it does so.
+
+    Measured on a few rows. 1 where the first layer reads something else than a multiple of them.
+    """
+    tokens = torch.arange(min(16, int(cast(Any, model.config).vocab_size)))
+    table = cast(Any, model.get_input_embeddings()).weight
+    with as_transformers_runs_it(model):
+        read = model(tokens[None], output_hidden_states=True, use_cache=False).hidden_states[0][0].double()
+    rows = table[tokens].double()
+    scale = float((read * rows).sum() / rows.square().sum())
+    is_multiple = bool((read - scale * rows).abs().max() <= _MULTIPLE * read.abs().max())
+    return float(torch.tensor(scale).float()) if is_multiple else 1.0
 
 
 class TargetGraph(nn.Module):

@@ -19,6 +19,7 @@ from eagle_runtime.chat import messages_from_json
 from eagle_runtime.chat_loop import RoundPrinter, chat, ctrl_c_cancels
 from eagle_runtime.compare import Comparison, plain_beside, warm_up
 from eagle_runtime.session import AUTO, PLAIN, Session
+from eagle_runtime.token_options import token_options
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _INTERRUPTED = 130
@@ -47,6 +48,14 @@ def run(
     presence_penalty: Annotated[float | None, typer.Option(help="Off a logit once used in the answer.")] = None,
     no_repeat_ngram_size: Annotated[int | None, typer.Option(help="No n-gram of this size twice.")] = None,
     min_new_tokens: Annotated[int | None, typer.Option(help="No end-of-sequence token before.")] = None,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TOKEN=BIAS", help="Add to the logit of a token (an id or a text); may be repeated."),
+    ] = None,
+    suppress_token: Annotated[
+        list[str] | None, typer.Option(metavar="TOKEN", help="Never draw this token (an id or a text); likewise.")
+    ] = None,
+    bad_word: Annotated[list[str] | None, typer.Option(help="Text that an answer must not hold; likewise.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the draws.  [default: a new one]")] = None,
     verify_mode: Annotated[str | None, typer.Option(help="'deterministic' or 'sampled' tree.")] = None,
     logprobs: Annotated[int | None, typer.Option(help="With --json: tokens' log-probabilities, and k best.")] = None,
@@ -89,6 +98,12 @@ def run(
     opened = AUTO if compare and profile == PLAIN else profile
     given = _read_prompt(source, messages, raw=raw)
     with Session.open(bundle, profile=opened, threads=threads, verify=verify) as session:
+        options |= token_options(
+            session.tokenizer,
+            logit_bias=logit_bias or (),
+            suppress_token=suppress_token or (),
+            bad_word=bad_word or (),
+        )
         console = Console(highlight=False)
         if given is None:
             if compare or as_json or raw:

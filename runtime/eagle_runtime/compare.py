@@ -27,11 +27,17 @@ class Difference:
     plain: int
     eagle_logit: float
     plain_logit: float
+    third_logit: float
+    """The best of all other tokens'."""
 
     @property
     def gap(self) -> float:
         """How far apart the two logits are."""
         return abs(self.eagle_logit - self.plain_logit)
+
+    def is_tie(self, *, gap: float) -> bool:
+        """Whether the two are the best of all, and closer than `gap`: then rounding alone may have chosen."""
+        return self.gap < gap and min(self.eagle_logit, self.plain_logit) >= self.third_logit
 
     def __str__(self) -> str:
         return (
@@ -107,10 +113,12 @@ def first_difference(
         )
         sampler.follow(plain[:step])
         scores = sampler.scores(scores)
+    others = np.delete(scores, [eagle[step], plain[step]])
     return Difference(
         step=step,
         eagle=eagle[step],
         plain=plain[step],
         eagle_logit=float(scores[eagle[step]]),
         plain_logit=float(scores[plain[step]]),
+        third_logit=float(others.max()),
     )

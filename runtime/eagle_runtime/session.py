@@ -54,7 +54,8 @@ class Session:
         self._lock, self._cancelled, self._closed = threading.Lock(), threading.Event(), False
         self._answering = 0  # the thread that holds the lock, or held it last
         self._streams: weakref.WeakSet[Generator[str, None, None]] = weakref.WeakSet()
-        self._tokenizer = _load_tokenizer(bundle)
+        self.tokenizer = _load_tokenizer(bundle)
+        """The target's."""
         self._template: ChatTemplate | None = None
         if manifest.tokenizer.chat_template is not None:
             self._template = ChatTemplate(
@@ -172,7 +173,7 @@ class Session:
             logprobs=logprobs,
             on_round=on_round,
         )
-        progress = Progress(text=TextStream(self._tokenizer, stop=stop_strings))
+        progress = Progress(text=TextStream(self.tokenizer, stop=stop_strings))
         stream = self._answer(request, progress, sampling=options)
         self._streams.add(stream)
         return stream
@@ -183,7 +184,7 @@ class Session:
 
     def piece(self, token_id: int) -> str:
         """The text of one token, special ones by their name; for showing, since a token may be half a character."""
-        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return self.tokenizer.decode([token_id], skip_special_tokens=False)
 
     def logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """The target's logits [vocabulary] for the token after `token_ids`, read from their beginning.
@@ -299,9 +300,9 @@ class Session:
             if self._template is None:
                 raise EagleError("the target has no chat template: give a prompt without one (eagle-run --raw)")
             text = self._template.render(check_messages(messages, "messages"))
-            tokens = self._tokenizer.encode(text, add_special_tokens=False).ids
+            tokens = self.tokenizer.encode(text, add_special_tokens=False).ids
         elif prompt is not None:
-            tokens = self._tokenizer.encode(prompt).ids
+            tokens = self.tokenizer.encode(prompt).ids
         else:
             tokens = _whole_numbers(token_ids)
         if not tokens:

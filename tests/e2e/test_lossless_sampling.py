@@ -1,7 +1,8 @@
 """With the same seed EAGLE's sampled tokens are plain decoding's, on the real model, with every profile.
 
-A difference is excused only as a near-tie: the two tokens' perturbed logits, which they were drawn by, are under 1e-3
-apart; and once at most. `make lossless` runs all 24 prompts for 128 tokens, with penalties and top-p too.
+A difference is excused only as a near-tie: the two tokens' perturbed logits, which they were drawn by, are the best two
+and under 1e-3 apart; and in one of a hundred answers at most (one in the suite's few). `make lossless` runs all 24
+prompts for 128 tokens, at every temperature with top-p and penalties and without.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ from eagle_runtime import Session
 from eagle_runtime.compare import first_difference
 
 NEAR_TIE = 1e-3
-EXCUSED = 0.01
-"""Share of the comparisons, and one at least."""
-TEMPERATURES = [{"temperature": value} for value in (0.3, 0.7, 1.0)]
-MORE = [{"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.1}, {"temperature": 1.0, "frequency_penalty": 0.5}]
+TEMPERATURES = (0.3, 0.7, 1.0)
+SHAPED = {"top_p": 0.9, "repetition_penalty": 1.1, "frequency_penalty": 0.3}
+SETTINGS: list[dict[str, Any]] = [{"temperature": t, **more} for more in ({}, SHAPED) for t in TEMPERATURES]
 
 pytestmark = pytest.mark.real_model
 
@@ -28,14 +28,14 @@ def test_eagle_equals_plain_with_the_same_seed(
 ) -> None:
     full = bool(request.config.getoption("--lossless-full"))
     prompts, tokens = (demo_prompts, 128) if full else (demo_prompts[::6], 48)
-    sampled: list[dict[str, Any]] = [*TEMPERATURES, *MORE] if full else TEMPERATURES
+    settings = SETTINGS if full else SETTINGS[::2]  # each temperature once, the middle one with all
     differences, compared, rounds, committed = [], 0, 0, 0
     with Session.open(demo_bundle, profile="8") as session:
         profiles = [str(profile.nodes) for profile in session.bundle.manifest.profiles]
         assert profiles == ["4", "8", "16"]
         for seed, messages in enumerate(prompts):
             prompt = session.encode(messages=messages)
-            for options in sampled:
+            for options in settings:
                 answers = {}
                 for profile in ("plain", *profiles):
                     session.reset()
@@ -50,7 +50,7 @@ def test_eagle_equals_plain_with_the_same_seed(
                     committed += answer.stats.round_tokens
                     found = first_difference(session, prompt, answer.token_ids, plain.token_ids, plain.sampling)
                     if found is not None:
-                        differences.append((f"prompt {seed}, {options}, profile {profile}: {found}", found.gap))
+                        differences.append((f"prompt {seed}, {options}, profile {profile}: {found}", found))
     for text, _ in differences:
         print(text)
     print(
@@ -58,5 +58,6 @@ def test_eagle_equals_plain_with_the_same_seed(
         f"accepted length {committed / rounds:.2f}"
     )
     assert committed > 1.3 * rounds
-    assert all(gap < NEAR_TIE for _, gap in differences), differences
-    assert len(differences) <= max(1, EXCUSED * compared), differences
+    assert compared == len(prompts) * len(settings) * len(profiles)
+    assert all(difference.is_tie(gap=NEAR_TIE) for _, difference in differences), differences
+    assert len(differences) <= max(1, compared // 100), differences

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from eagle_runtime import Session
 from tests.commands import assert_refused, eagle_run
 
 ASK = ("--prompt", "the quick brown fox", "--max-new-tokens", 10, "--ignore-eos")
@@ -53,6 +54,21 @@ def test_ngrams_and_ends_are_kept_off(tiny_bundle: Path) -> None:
     assert_refused(eagle_run(tiny_bundle, *ASK, "--min-new-tokens", 11), "min_new_tokens is 11", "max_new_tokens, 10")
 
 
+@pytest.mark.parametrize("profile", ["plain", "8"])
+def test_tokens_are_drawn_and_kept_off(tiny_bundle: Path, profile: str) -> None:
+    def pieces(*options: object) -> list[str]:
+        found = answer(tiny_bundle, "--profile", profile, "--logit-bias", " the=1000", "--logit-bias", "5=-2", *options)
+        return [session.piece(token) for token in found["token_ids"]]
+
+    with Session.open(tiny_bundle) as session:
+        assert pieces() == [" the"] * 10
+        (other,) = set(pieces("--logit-bias", "x=900", "--suppress-token", " the"))
+        assert other == "x"
+        assert " the" not in pieces("--suppress-token", '" the"')
+        assert pieces("--bad-word", " the the", "--logit-bias", "x=900") == [" the", "x"] * 5
+        assert " the" not in pieces("--bad-word", "the")
+
+
 def test_sampled_answers_are_compared_with_plain_ones_of_the_same_seed(tiny_bundle: Path) -> None:
     compared = answer(tiny_bundle, "--temperature", 0.9, "--top-p", 0.9, "--profile", "8", "--compare")
     assert compared["identical"] is True
@@ -93,6 +109,11 @@ def test_a_chat_is_sampled_too(tiny_bundle: Path) -> None:
         (["--temperature", "1", "--verify-mode", "sampled", "--compare"], ["--compare", "sampled"]),
         (["--logprobs", "3"], ["--logprobs", "--json"]),
         (["--seed", "-5"], ["seed is -5"]),
+        (["--logit-bias", "7"], ["--logit-bias is '7'", "expected TOKEN=BIAS"]),
+        (["--logit-bias", "7=inf"], ["logit_bias of token 7 is inf", "expected a number"]),
+        (["--suppress-token", "320"], ["suppress_tokens names token 320", "0 to 319"]),
+        (["--suppress-token", "quick brown"], ["'quick brown' is", "tokens", "--bad-word bans longer texts"]),
+        (["--bad-word", ""], ["--bad-word is empty"]),
     ],
 )
 def test_mistakes_are_refused(tiny_bundle: Path, options: list[str], words: list[str]) -> None:

@@ -197,7 +197,8 @@ def test_inspect_says_what_each_head_is(tiny_target: Path, tmp_path: Path) -> No
         if head.kind == "eagle3":
             assert data["taps"].startswith(", ".join(map(str, head.taps)) + " (indices of hidden_states")
         assert data["positions"] == f"from {head.position_offset}"
-        assert data["embedding"] == ("its own" if head.own_embedding else "the target's")
+        scaled = ", multiplied as the target multiplies its own" if head.scaled_embedding else ", as it is stored"
+        assert data["embedding"] == ("its own" if head.own_embedding else "the target's") + scaled
         assert data["lm_head"] == ("its own" if head.kind == "eagle3" and head.own_lm_head else "the target's")
         assert data["rope"].startswith(f"{head.rope_type}, theta 20000")
         expected = sum(t.numel() for key, t in head.tensors().items() if key not in ("d2t", "t2d"))

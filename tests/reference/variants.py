@@ -39,6 +39,8 @@ class Truth:
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    scaled_embedding: bool = False
+    """It was trained on embeddings that are multiplied as the target multiplies its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,8 @@ class VariantHead:
     """[V, h]"""
     target_lm_head: Tensor
     """[V, h]"""
+    target_embedding_scale: float = 1.0
+    """What the target multiplies its embeddings by."""
 
     def empty_cache(self) -> Cache:
         empty = torch.empty(self.truth.kv_heads, 0, self.truth.head_dim)
@@ -75,6 +79,8 @@ class VariantHead:
         Row i pairs token i + 1 with the feature of token i; `visible` [Q, P + Q] bool.
         """
         embedded = F.embedding(tokens, self.tensors.get("embed_tokens.weight", self.target_embedding))
+        if self.truth.scaled_embedding:
+            embedded = embedded * self.target_embedding_scale
         present: Cache = []
         if self.truth.kind == "eagle1":
             x = self._linear("fc", torch.cat((embedded, hidden), dim=-1))

@@ -61,7 +61,7 @@ def known(session: Session) -> Known:
     for seed in range(200):
         prompt = random_prompt(20, seed)
         tokens = run_plain(session, prompt, 48)
-        before, seam = session._tokenizer.decode(tokens[:8]), stop_string(session, tokens)
+        before, seam = session.tokenizer.decode(tokens[:8]), stop_string(session, tokens)
         if len(set(tokens[:11])) == 11 and len(seam) == 2 and seam.isascii() and seam.isprintable():
             assert seam not in before
             return Known(prompt=prompt, tokens=tokens)
@@ -70,7 +70,7 @@ def known(session: Session) -> Known:
 
 def stop_string(session: Session, tokens: Sequence[int]) -> str:
     """The last character of token 7 and the first of token 8: complete with token 8, in the middle of round 2."""
-    last, first = session._tokenizer.decode([tokens[7]]), session._tokenizer.decode([tokens[8]])
+    last, first = session.tokenizer.decode([tokens[7]]), session.tokenizer.decode([tokens[8]])
     return last[-1:] + first[:1]
 
 
@@ -98,7 +98,7 @@ def test_tokens_are_plain_decodings_and_rounds_as_foreseen(
     stats = answer.progress.stats
     assert answer.tokens == known.tokens[:21]
     assert answer.progress.finish_reason == "length"
-    assert "".join(answer.pieces) == session._tokenizer.decode(answer.tokens)
+    assert "".join(answer.pieces) == session.tokenizer.decode(answer.tokens)
     assert (stats.rounds, stats.accepted_nodes, stats.checked_nodes) == (rounds, accepted, checked)
     assert (stats.tokens, stats.round_tokens) == (21, 20)
     assert stats.accepted_length == 20 / rounds
@@ -158,7 +158,7 @@ def test_a_stop_string_cuts_a_draft(session: Session, known: Known) -> None:
     assert answer.progress.finish_reason == "stop"
     assert answer.progress.stats.rounds == 2
     assert answer.rounds[-1].kept == known.tokens[6:9]
-    assert "".join(answer.pieces) == session._tokenizer.decode(known.tokens[:9]).split(stop)[0]
+    assert "".join(answer.pieces) == session.tokenizer.decode(known.tokens[:9]).split(stop)[0]
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def cancelled_in_round_2(session: Session, state: SlotState, known: Known) -> No
 
 
 def abandoned(session: Session, state: SlotState, known: Known) -> None:
-    answer = Answer(progress=Progress(text=TextStream(session._tokenizer)))
+    answer = Answer(progress=Progress(text=TextStream(session.tokenizer)))
     suspended = stream(session, state, known.prompt, answer)
     while len(answer.rounds) < 2:
         next(suspended)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from eagle_graphs import EagleError, Tree, tree_from_parents
 from eagle_runtime import Sampling, Session
-from eagle_runtime.compare import first_difference
+from eagle_runtime.compare import Difference, first_difference
 from tests.drafters import Scripted, Shape, bush, chain, random_prompt, run, run_plain, state_with, wrong
 
 TOKENS = 32
@@ -132,8 +132,25 @@ def test_a_difference_is_told_by_what_was_drawn_by(session: Session, options: di
         difference = first_difference(session, prompt, eagle, plain.token_ids, plain.sampling)
         assert difference is not None
         assert (difference.step, difference.eagle, difference.plain) == (step, other, plain.token_ids[step])
-        assert difference.plain_logit > difference.eagle_logit
+        assert difference.plain_logit > max(difference.eagle_logit, difference.third_logit)
+        assert not difference.is_tie(gap=1e-3)
     assert first_difference(session, prompt, plain.token_ids, plain.token_ids, plain.sampling) is None
+
+
+@pytest.mark.parametrize(
+    ("eagle", "plain", "third", "tie"),
+    [
+        (1.0, 1.0005, 0.9, True),
+        (1.0005, 1.0, 1.0, True),
+        (1.0, 1.002, 0.9, False),  # too far apart
+        (1.0, 1.0005, 1.0002, False),  # another was better than one of them
+        (-math.inf, 1.0, 0.9, False),  # a banned one
+        (-math.inf, -math.inf, 0.9, False),
+    ],
+)
+def test_only_the_two_best_can_be_a_tie(eagle: float, plain: float, third: float, tie: bool) -> None:
+    difference = Difference(step=0, eagle=1, plain=2, eagle_logit=eagle, plain_logit=plain, third_logit=third)
+    assert difference.is_tie(gap=1e-3) == tie
 
 
 def test_a_second_turn_draws_as_a_fresh_session_does(session: Session) -> None:

@@ -89,4 +89,6 @@ def _overridden(spec: HeadSpec, overrides: Overrides, source: Source) -> HeadSpe
         spec = replace(spec, rope_parameters=spec.rope_parameters | {"rope_theta": overrides.rope_theta})
     if overrides.position_offset is not None:
         spec = replace(spec, position_offset=overrides.position_offset)
+    if overrides.scaled_embedding is not None:
+        spec = replace(spec, scaled_embedding=overrides.scaled_embedding)
     return spec

@@ -17,7 +17,7 @@ _PARALLEL = "parallel_draft_step"
 
 
 def read(source: Source) -> HeadSpec:
-    """Layer ids count layer outputs; without an lm_head the target's serves."""
+    """Layer ids count layer outputs; without an lm_head the target's serves; embeddings are the target's, scaled."""
     body = source.reader()
     eagle = body.section("eagle_config")
     body.refuse_unknown_flags(("eagle_config", _IDS))
@@ -27,4 +27,6 @@ def read(source: Source) -> HeadSpec:
     if (eagle.get(_PARALLEL) or 1) != 1:
         eagle.fault(_PARALLEL, eagle.get(_PARALLEL), "1: parallel drafting is not supported")
     taps = eagle3_taps(source, eagle.ids(_IDS) or body.ids(_IDS), "outputs")
-    return eagle3_spec(source, body, flags=eagle, layout="modelopt", taps=taps, may_borrow_lm_head=True)
+    return eagle3_spec(
+        source, body, flags=eagle, layout="modelopt", taps=taps, may_borrow_lm_head=True, scaled_embedding=True
+    )

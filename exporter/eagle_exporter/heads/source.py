@@ -113,6 +113,7 @@ def eagle3_spec(
     flags: ConfigReader | None = None,
     position_offset: int = 0,
     may_borrow_lm_head: bool = False,
+    scaled_embedding: bool = False,
     notes: tuple[str, ...] = (),
 ) -> HeadSpec:
     """The spec of an EAGLE-3 head.
@@ -137,6 +138,7 @@ def eagle3_spec(
         layers=body.size("num_hidden_layers", default=1),
         draft_vocab_size=reader.size("draft_vocab_size", default=body.get("vocab_size")),
         own_lm_head="lm_head.weight" in source.tensors or not may_borrow_lm_head,
+        scaled_embedding=scaled_embedding,
         notes=notes,
         **source.sizes(body),
         **switches,

@@ -46,6 +46,7 @@ class Overrides:
     taps: tuple[int, ...] | None = None
     rope_theta: float | None = None
     position_offset: int | None = None
+    scaled_embedding: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,10 @@ class HeadSpec:
     """The recurrent feature is the output of the final norm rather than its input."""
     own_embedding: bool = False
     """Whether the checkpoint brings embed_tokens; else the target's serve."""
+    scaled_embedding: bool = False
+    """Whether embeddings are multiplied as the target multiplies its own (Gemma by the root of its width, Granite by
+    embedding_multiplier). Trainers of the SafeAILab, SpecForge, speculators and AngelSlim layouts copy the table from
+    the target's checkpoint and look it up as it is; ModelOpt's gives a head what the target's first layer reads."""
     own_lm_head: bool = False
     """Whether the checkpoint brings an LM head; else the target's serves."""
     notes: tuple[str, ...] = ()
