@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import cast
 
@@ -13,15 +14,16 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from eagle_calibration.observe import observing
-from eagle_calibration.plan import Plan, plan_layers
+from eagle_calibration.plan import Plan, plan_layers, plans_from_file
 from eagle_exporter.heads import HeadSpec
 from eagle_exporter.probe import Answer, draft_chains
 from eagle_exporter.target import as_transformers_runs_it
+from eagle_graphs import EagleError
 from eagle_graphs.lowering.linear import linears
 
 
 def calibrate(
-    graphs: Mapping[str, ir.Model], modules: Mapping[str, nn.Module], spec: HeadSpec, answers: Sequence[Answer]
+    graphs: Mapping[str, ir.Model], modules: Mapping[str, nn.Module], spec: HeadSpec, answers: Iterable[Answer]
 ) -> dict[str, Plan]:
     """How each linear layer of the neutral graphs "target" and "draft" is to be quantized."""
     layers = {name: linears(graph.graph) for name, graph in graphs.items()}
@@ -38,6 +40,21 @@ def calibrate(
             draft_chains(modules["draft"], spec, answer)
     observed = {"target": rows, "draft": draft_rows}
     return {name: plan_layers(found, observed[name]) for name, found in layers.items()}
+
+
+def read_plans(path: Path, graphs: Mapping[str, ir.Model]) -> dict[str, Plan]:
+    """The plans that an earlier export kept. Raises EagleError where they are not of these graphs' layers."""
+    plans = plans_from_file(path)
+    for name, graph in graphs.items():
+        expected = [(layer.name, *layer.matrix_shape) for layer in linears(graph.graph)]
+        found = [(layer.name, layer.outputs, layer.inputs) for layer in plans[name].layers] if name in plans else []
+        if found != expected:
+            other = next((pair for pair in zip_longest(found, expected) if pair[0] != pair[1]), None)
+            raise EagleError(
+                f"--scales {path} is of another model: its {name} has {other and other[0]} where this one has "
+                f"{other and other[1]} (layer, outputs, inputs): leave --scales out to calibrate anew"
+            )
+    return plans
 
 
 def write_plans(path: Path, plans: Mapping[str, Plan]) -> None:

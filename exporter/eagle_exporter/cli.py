@@ -61,6 +61,8 @@ def export(
     out: Annotated[Path | None, typer.Option(help="Bundle to write.  [default: MODEL-eagle]")] = None,
     backend: Annotated[Backend, typer.Option(help="What will run the graphs.")] = Backend.ONNXRUNTIME,
     precision: Annotated[Precision, typer.Option(help="Of weights and arithmetic.")] = Precision.FP32,
+    calibration_data: Annotated[Path | None, typer.Option(help="Prompts (JSON Lines) to calibrate INT8 on.")] = None,
+    scales: Annotated[Path | None, typer.Option(help="calibration.json of an earlier export to reuse.")] = None,
     kernels: Annotated[Kernels, typer.Option(help="native: the package's own; stock: ONNX Runtime's.")] = Kernels.AUTO,
     capacity: Annotated[int | None, typer.Option(help="Tokens of context.  [default: 2048]")] = None,
     prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens a pass.  [default: 256]")] = None,
@@ -77,6 +79,8 @@ def export(
     if model is None and not inspect:
         raise typer.BadParameter("it is missing; only --inspect goes without it", context, param_hint="--model")
     chosen = _profiles(profiles, tree)
+    if precision is Precision.FP32 and (calibration_data is not None or scales is not None):
+        raise EagleError("--calibration-data and --scales are of quantization: add --precision int8")
     console = Console(stderr=True)
     _quiet_libraries()
     try:
@@ -114,6 +118,8 @@ def export(
         overrides=overrides,
         accept_probe=accept_probe,
         precision=precision.value,
+        calibration_data=calibration_data,
+        scales=scales,
         kernels=kernels.value,
     )
     report = run_export(options, Steps(console))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,15 +13,16 @@ from torch import nn
 from eagle_calibration.prompts import load_prompts
 from eagle_exporter import proof
 from eagle_exporter.bundle import file_entries, staged
-from eagle_exporter.calibrate import calibrate, summary, write_plans
+from eagle_exporter.calibrate import calibrate, read_plans, summary, write_plans
 from eagle_exporter.checkpoint import Checkpoint, find_checkpoint
 from eagle_exporter.eagle1 import Eagle1Head
 from eagle_exporter.eagle3 import Eagle3Head
 from eagle_exporter.engines import choose_kernels, write_engines
 from eagle_exporter.heads import Head, Overrides, TargetShape, load_head
 from eagle_exporter.parity import OutputParity
-from eagle_exporter.probe import read_answers, run_probe
+from eagle_exporter.probe import Answer, read_answers, run_probe
 from eagle_exporter.proof import Agreement
+from eagle_exporter.quality import measure_quality
 from eagle_exporter.report import Report, Steps, versions
 from eagle_exporter.target import Target, TargetGraph, load_target, settle
 from eagle_exporter.tokenizer import prompt_tokens, save_tokenizer
@@ -33,6 +34,7 @@ from eagle_graphs.native_ops import KEY_BLOCK
 
 CHECKED_TOKENS = 32
 """New tokens of a prompt that are compared with torch's and timed, for each profile."""
+ANSWERED_AT_ONCE = 8
 REPORT = "export-report.json"
 CALIBRATION = "calibration.json"
 
@@ -55,6 +57,10 @@ class ExportOptions:
     """Export even where the probe speaks against the head."""
     precision: str = "fp32"
     """Of weights and arithmetic: fp32 or int8."""
+    calibration_data: Path | None = None
+    """Prompts to calibrate on, as JSON Lines; None for those shipped."""
+    scales: Path | None = None
+    """calibration.json of an earlier export, to quantize as that did."""
     kernels: str = "auto"
     """Of attention and quantized products: native, stock, or auto for all that can be had."""
 
@@ -96,7 +102,11 @@ def export(options: ExportOptions, steps: Steps) -> Report:
         plans = None
         if options.precision == "int8":
             with steps("calibrate"):
-                plans = calibrate(neutral, graphs.modules(), head.spec, answers)
+                if options.scales is not None:
+                    plans = read_plans(options.scales, neutral)
+                else:
+                    given = answers if options.calibration_data is None else _answers(options, target, limits)
+                    plans = calibrate(neutral, graphs.modules(), head.spec, given)
                 write_plans(directory / CALIBRATION, plans)
             steps.say([summary(plans)])
         del answers
@@ -109,6 +119,14 @@ def export(options: ExportOptions, steps: Steps) -> Report:
                 parity[engine.kernels], exactness = _compare(directory, engine, graphs, head, prompts)
             steps.check_parity(parity[engine.kernels], quantized=plans is not None)
             engines[index] = replace(engine, exactness=exactness)
+        quality = None
+        if plans is not None:
+            with steps("measure the quality"):
+                (engine,) = engines
+                ports = graphs.target_ports(engine.key_block)
+                quality = measure_quality(
+                    target, graphs.target, directory / engine.target, ports, longest=limits.capacity
+                )
 
         def write_manifest(default_profile: str) -> None:
             manifest = Manifest(
@@ -152,6 +170,7 @@ def export(options: ExportOptions, steps: Steps) -> Report:
                 parity=parity,
                 exactness={engine.kernels: engine.exactness for engine in engines},
                 agreement=agreement,
+                quality=quality,
                 measured={name: run["stats"] for name, run in measured.items()},
                 default_profile=default_profile,
                 taps=head.spec.taps,
@@ -216,6 +235,14 @@ def head_module(head: Head, target: Target, *, top_k: int) -> Eagle1Head | Eagle
         target_embedding_scale=target.embedding_scale,
         top_k=top_k,
     )
+
+
+def _answers(options: ExportOptions, target: Target, limits: Limits) -> Iterator[Answer]:
+    """The target's answers to the prompts that the user gave, a few at a time: their hidden states are large."""
+    conversations = load_prompts(options.calibration_data)
+    prompts = prompt_tokens(target.tokenizer, conversations, longest=limits.capacity - CHECKED_TOKENS)
+    for start in range(0, len(prompts), ANSWERED_AT_ONCE):
+        yield from read_answers(target, prompts[start : start + ANSWERED_AT_ONCE])
 
 
 def _compare(

