@@ -14,9 +14,6 @@ from typing import Any
 
 import torch
 
-WINDOW = 512
-"""Tokens that are read in one piece."""
-
 
 def evaluation_text() -> str:
     """Every seventh topic, in their order."""
@@ -57,16 +54,16 @@ Logits = Callable[[Sequence[int]], torch.Tensor]
 """From the tokens of a text to the logits [L, V] behind each."""
 
 
-def compare_quality(tokens: Sequence[int], original: Logits, quantized: Logits) -> Quality:
-    """Reads `tokens` in windows with both models."""
+def compare_quality(tokens: Sequence[int], original: Logits, quantized: Logits, *, window: int) -> Quality:
+    """Reads `tokens` with both models, in pieces of `window`."""
     sums = torch.zeros(4, dtype=torch.float64)
     count = 0
-    for start in range(0, len(tokens), WINDOW):
-        window = tokens[start : start + WINDOW]
-        if len(window) < 2:
+    for start in range(0, len(tokens), window):
+        piece = tokens[start : start + window]
+        if len(piece) < 2:
             continue
-        following = torch.tensor(window[1:])[:, None]
-        exact, found = (logits(window)[:-1].float().log_softmax(dim=-1) for logits in (original, quantized))
+        following = torch.tensor(piece[1:])[:, None]
+        exact, found = (logits(piece)[:-1].float().log_softmax(dim=-1) for logits in (original, quantized))
         sums += torch.stack(
             [
                 -found.gather(1, following).sum(),

@@ -8,16 +8,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from eagle_calibration.evaluation import WINDOW, Quality, compare_quality, evaluation_text
+from eagle_calibration.evaluation import Quality, compare_quality, evaluation_text
 from eagle_exporter.parity import GraphUnderTest, chain, placement
 from eagle_exporter.target import Target, as_transformers_runs_it
 from eagle_graphs import GraphPorts
 
+WINDOW = 512
+"""Tokens that are read in one piece."""
 EVALUATED_TOKENS = 8 * WINDOW
 
 
 def measure_quality(target: Target, module: torch.nn.Module, path: Path, ports: GraphPorts, *, longest: int) -> Quality:
-    """Compares the target graph at `path`, of the native kernels, with torch, on at most `longest` tokens."""
+    """Compares the target graph at `path`, of the native kernels, with torch, in pieces of at most `longest` tokens."""
     text = evaluation_text()
     tokens = target.tokenizer(text[: 16 * EVALUATED_TOKENS], add_special_tokens=False)["input_ids"]
     graph = GraphUnderTest("target", path, module, ports, native=True)
@@ -31,4 +33,5 @@ def measure_quality(target: Target, module: torch.nn.Module, path: Path, ports: 
         feeds = {"input_ids": np.array([window]), **placement(chain(window), 0)} | graph.empty_caches(len(window))
         return torch.from_numpy(graph.run(feeds)["logits"])
 
-    return compare_quality([int(i) for i in tokens][: min(EVALUATED_TOKENS, longest)], original, quantized)
+    tokens = [int(i) for i in tokens[:EVALUATED_TOKENS]]
+    return compare_quality(tokens, original, quantized, window=min(WINDOW, longest))

@@ -1,4 +1,4 @@
-"""An INT8 bundle's answers are its plain decoding's, token for token, and its logits bit for bit: nothing is excused."""
+"""An INT8 bundle's answers are its plain decoding's, token for token, and its logits bit for bit, without exception."""
 
 from __future__ import annotations
 
