@@ -1,4 +1,4 @@
-# make demo     sets up, exports SmolLM2-135M-Instruct with its EAGLE-3 head, runs it beside plain decoding
+# make demo     sets up, exports SmolLM2-135M-Instruct with its EAGLE-3 head in INT8, runs it beside plain decoding
 # make test     sets up and runs every test
 # make lossless the long proof: 24 prompts, 128 tokens, every profile, greedy and sampled, against plain decoding and torch;
 #               contexts of up to 4000 tokens against torch
@@ -50,7 +50,7 @@ SOURCES := $(shell find graphs calibration exporter tools/demo -name '*.py' -o -
 $(BUNDLE)/manifest.json: $(VENV)/installed $(SOURCES)
 	@mkdir -p build
 	$(BIN)/eagle-export --model "$$($(BIN)/python tools/demo/find_model.py)" --draft tools/demo/head \
-	    --profiles 4,8,16 --out $(BUNDLE)
+	    --profiles 4,8,16 --precision int8 --out $(BUNDLE)
 
 $(VENV)/installed: pyproject.toml tools/constraints.txt $(wildcard graphs/eagle_graphs/native/src/*)
 	@echo "setting up $(VENV) ..."
