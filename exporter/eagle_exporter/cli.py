@@ -61,6 +61,7 @@ def export(
     out: Annotated[Path | None, typer.Option(help="Bundle to write.  [default: MODEL-eagle]")] = None,
     backend: Annotated[Backend, typer.Option(help="What will run the graphs.")] = Backend.ONNXRUNTIME,
     precision: Annotated[Precision, typer.Option(help="Of weights and arithmetic.")] = Precision.FP32,
+    head_precision: Annotated[Precision | None, typer.Option(help="Of the head.  [default: as --precision]")] = None,
     calibration_data: Annotated[Path | None, typer.Option(help="Prompts (JSON Lines) to calibrate INT8 on.")] = None,
     scales: Annotated[Path | None, typer.Option(help="calibration.json of an earlier export to reuse.")] = None,
     kernels: Annotated[Kernels, typer.Option(help="native: the package's own; stock: ONNX Runtime's.")] = Kernels.AUTO,
@@ -79,7 +80,8 @@ def export(
     if model is None and not inspect:
         raise typer.BadParameter("it is missing; only --inspect goes without it", context, param_hint="--model")
     chosen = _profiles(profiles, tree)
-    if precision is Precision.FP32 and (calibration_data is not None or scales is not None):
+    head_precision = precision if head_precision is None else head_precision
+    if precision is head_precision is Precision.FP32 and (calibration_data is not None or scales is not None):
         raise EagleError("--calibration-data and --scales are of quantization: add --precision int8")
     console = Console(stderr=True)
     _quiet_libraries()
@@ -118,6 +120,7 @@ def export(
         overrides=overrides,
         accept_probe=accept_probe,
         precision=precision.value,
+        head_precision=head_precision.value,
         calibration_data=calibration_data,
         scales=scales,
         kernels=kernels.value,

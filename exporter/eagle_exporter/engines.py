@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +20,7 @@ UNMEASURED = Exactness(kind="statistical", logit_gap=0.0, max_logit_difference=0
 """Of an engine that has not been compared yet."""
 
 
-def choose_kernels(asked: str, precision: str) -> tuple[Kernels, ...]:
+def choose_kernels(asked: str, precisions: Collection[str]) -> tuple[Kernels, ...]:
     """The sets of kernels to make engines for, best first, where "auto" asks for all that can be had.
 
     Raises EagleError where the native library is needed and missing.
@@ -31,7 +31,7 @@ def choose_kernels(asked: str, precision: str) -> tuple[Kernels, ...]:
             "--kernels native needs the library of native CPU ops, which was not built: install eagle-aot where there "
             "is a C++ compiler, or from a wheel"
         )
-    if precision == "int8":
+    if "int8" in precisions:
         if asked == "stock" or not built:
             raise EagleError(
                 "--precision int8 needs the library of native CPU ops, since with ONNX Runtime's own attention a "
@@ -48,7 +48,7 @@ def write_engines(
     directory: Path,
     graphs: Mapping[str, ir.Model],
     kernels: tuple[Kernels, ...],
-    plans: Mapping[str, Plan] | None,
+    plans: Mapping[str, Plan],
     *,
     precision: str,
 ) -> list[Engine]:
@@ -63,7 +63,7 @@ def write_engines(
         for name in ("target", "draft"):  # in this order: the head may share the target's embedding
             graph = graphs[name] if kind == kernels[-1] else graphs[name].clone()
             if kind == "native":
-                tables |= lower_for_native_cpu(graph, None if plans is None else plans[name].quantized(), tables)
+                tables |= lower_for_native_cpu(graph, plans[name].quantized() if name in plans else None, tables)
             else:
                 lower_for_onnxruntime_cpu(graph)
             weights.move_out(graph)

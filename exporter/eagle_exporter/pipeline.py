@@ -56,13 +56,19 @@ class ExportOptions:
     accept_probe: bool = False
     """Export even where the probe speaks against the head."""
     precision: str = "fp32"
-    """Of weights and arithmetic: fp32 or int8."""
+    """Of the target's weights and arithmetic: fp32 or int8."""
+    head_precision: str = "fp32"
+    """The same of the head."""
     calibration_data: Path | None = None
     """Prompts to calibrate on, as JSON Lines; None for those shipped."""
     scales: Path | None = None
     """calibration.json of an earlier export, to quantize as that did."""
     kernels: str = "auto"
     """Of attention and quantized products: native, stock, or auto for all that can be had."""
+
+    def precisions(self) -> dict[str, str]:
+        """The precision of each graph."""
+        return {"target": self.precision, "draft": self.head_precision}
 
     def limits(self, max_positions: int) -> Limits:
         """The bundle's sizes for a model of so many positions."""
@@ -87,7 +93,7 @@ def export(options: ExportOptions, steps: Steps) -> Report:
             graphs = _Graphs.of(target, head, top_k=max(profile.top_k for profile in options.profiles))
             limits = options.limits(int(target.config.max_position_embeddings))
             notes = settle(target.model, capacity=limits.capacity)
-            kernels = choose_kernels(options.kernels, options.precision)
+            kernels = choose_kernels(options.kernels, options.precisions().values())
             tokenizer = save_tokenizer(target.tokenizer, directory)
             prompts = prompt_tokens(target.tokenizer, load_prompts(), longest=limits.capacity - CHECKED_TOKENS)
         steps.say(notes)
@@ -99,14 +105,15 @@ def export(options: ExportOptions, steps: Steps) -> Report:
             neutral = {"target": trace(graphs.target, graphs.target_ports())}
         with steps("trace head"):
             neutral["draft"] = trace(graphs.head, graphs.draft_ports())
-        plans = None
-        if options.precision == "int8":
+        plans = {}
+        if quantized := [name for name, precision in options.precisions().items() if precision == "int8"]:
             with steps("calibrate"):
                 if options.scales is not None:
-                    plans = read_plans(options.scales, neutral)
+                    plans = read_plans(options.scales, {name: neutral[name] for name in quantized})
                 else:
                     given = answers if options.calibration_data is None else _answers(options, target, limits)
                     plans = calibrate(neutral, graphs.modules(), head.spec, given)
+                    plans = {name: plans[name] for name in quantized}
                 write_plans(directory / CALIBRATION, plans)
             steps.say([summary(plans)])
         del answers
@@ -117,10 +124,10 @@ def export(options: ExportOptions, steps: Steps) -> Report:
         for index, engine in enumerate(engines):
             with steps(f"compare with torch ({engine.kernels} kernels)"):
                 parity[engine.kernels], exactness = _compare(directory, engine, graphs, head, prompts)
-            steps.check_parity(parity[engine.kernels], quantized=plans is not None)
+            steps.check_parity(parity[engine.kernels], quantized=bool(plans))
             engines[index] = replace(engine, exactness=exactness)
         quality = None
-        if plans is not None:
+        if "target" in plans:
             with steps("measure the quality"):
                 (engine,) = engines
                 ports = graphs.target_ports(engine.key_block)
@@ -157,7 +164,7 @@ def export(options: ExportOptions, steps: Steps) -> Report:
                     proven,
                     runs[engine.kernels],
                     engine.exactness,
-                    quantized=plans is not None,
+                    quantized="target" in plans,
                     max_new_tokens=CHECKED_TOKENS,
                 )
         with steps("write the bundle"):
