@@ -74,6 +74,9 @@ def export(
         Lookup | None, typer.Option(help="Whether a head's embeddings are multiplied as the target's are.")
     ] = None,
     accept_probe: Annotated[bool, typer.Option("--accept-probe", help="Export whatever the probe says.")] = False,
+    allow_inexact: Annotated[
+        bool, typer.Option("--allow-inexact", help="INT8 even where trees are not exact.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on standard output.")] = False,
 ) -> None:
     """Exports a model with its EAGLE draft head into one bundle, and proves it equal to the original."""
@@ -124,6 +127,7 @@ def export(
         calibration_data=calibration_data,
         scales=scales,
         kernels=kernels.value,
+        allow_inexact=allow_inexact,
     )
     report = run_export(options, Steps(console))
     report.print(console)

@@ -66,6 +66,9 @@ class ExportOptions:
     kernels: str = "auto"
     """Of attention and quantized products: native, stock, or auto for all that can be had."""
 
+    allow_inexact: bool = False
+    """Write a quantized bundle even where a tree's logits are not plain decoding's."""
+
     def precisions(self) -> dict[str, str]:
         """The precision of each graph."""
         return {"target": self.precision, "draft": self.head_precision}
@@ -126,6 +129,12 @@ def export(options: ExportOptions, steps: Steps) -> Report:
                 parity[engine.kernels], exactness = _compare(directory, engine, graphs, head, prompts)
             steps.check_parity(parity[engine.kernels], quantized=bool(plans))
             engines[index] = replace(engine, exactness=exactness)
+            if "target" in plans and exactness.kind != "bitwise" and not options.allow_inexact:
+                raise EagleError(
+                    f"in INT8 this model's trees are not exact: logits differ from plain decoding's by up to "
+                    f"{exactness.max_logit_difference:.2g}, since some products stay in float32 (experts, above all). "
+                    "Export with --precision fp32, or with --allow-inexact"
+                )
         quality = None
         if "target" in plans:
             with steps("measure the quality"):
