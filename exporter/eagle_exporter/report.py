@@ -136,8 +136,9 @@ def parity_table(parity: Sequence[OutputParity], *, quantized: bool) -> Table:
     title = f"against torch (tolerance {tolerance})"
     table = Table("graph", "output", "compared", "rms", "worst", "relative", "at", title=title)
     for entry in parity:
-        bad = entry.rms > QUANTIZED_TOLERANCE if quantized else entry.relative > TOLERANCE
-        style = "red" if bad and not (quantized and entry.output.endswith("_ids")) else ""
+        if quantized and entry.output.endswith("_ids"):
+            continue  # rounding changes close choices; a distance between ids says nothing
+        style = "red" if (entry.rms > QUANTIZED_TOLERANCE if quantized else entry.relative > TOLERANCE) else ""
         table.add_row(
             entry.graph,
             entry.output,
