@@ -16,7 +16,7 @@ VENV     := .venv
 BIN      := $(VENV)/bin
 PIP      := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 BUNDLE   := build/demo-bundle
-PROMPT   ?= What should I pack for a weekend of hiking in the mountains?
+PROMPT   ?= Explain to a child why the sky is blue.
 
 .PHONY: demo test lossless bench check clean
 # eagle-export replaces a bundle in one step; make must not delete a part of one when it is interrupted.
