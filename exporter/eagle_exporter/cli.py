@@ -61,7 +61,7 @@ def export(
     out: Annotated[Path | None, typer.Option(help="Bundle to write.", show_default="MODEL-eagle")] = None,
     backend: Annotated[Backend, typer.Option(help="What will run the graphs.")] = Backend.ONNXRUNTIME,
     precision: Annotated[Precision, typer.Option(help="Of weights and arithmetic.")] = Precision.FP32,
-    head_precision: Annotated[Precision | None, typer.Option(help="Of the head.", show_default="as --precision")] = None,
+    head_precision: Annotated[Precision | None, typer.Option(help="The head's.", show_default="as --precision")] = None,
     calibration_data: Annotated[Path | None, typer.Option(help="Prompts (JSON Lines) to calibrate INT8 on.")] = None,
     scales: Annotated[Path | None, typer.Option(help="calibration.json of an earlier export to reuse.")] = None,
     kernels: Annotated[Kernels, typer.Option(help="native: the package's own; stock: ONNX Runtime's.")] = Kernels.AUTO,
@@ -87,7 +87,7 @@ def export(
     if precision is head_precision is Precision.FP32 and (calibration_data is not None or scales is not None):
         raise EagleError("--calibration-data and --scales are of quantization: add --precision int8")
     if calibration_data is not None and scales is not None:
-        raise EagleError("--scales takes the calibration of an earlier export, --calibration-data makes one: leave one out")
+        raise EagleError("--scales reuses an earlier calibration, --calibration-data makes one: leave one out")
     console = Console(stderr=True)
     _quiet_libraries()
     try:

@@ -132,8 +132,8 @@ def export(options: ExportOptions, steps: Steps) -> Report:
             if "target" in plans and exactness.kind != "bitwise" and not options.allow_inexact:
                 raise EagleError(
                     f"in INT8 this model's trees are not exact: logits differ from plain decoding's by up to "
-                    f"{exactness.max_logit_difference:.2g}, since some products stay in float32: experts, or layers that "
-                    "calibration left there. Export with --precision fp32, or with --allow-inexact"
+                    f"{exactness.max_logit_difference:.2g}, since some products stay in float32: experts, or layers "
+                    "that calibration left there. Export with --precision fp32, or with --allow-inexact"
                 )
         quality = None
         if "target" in plans:

@@ -39,7 +39,7 @@ def run(
     max_new_tokens: Annotated[int, typer.Option(help="Where an answer is cut.")] = 512,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends an answer; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-sequence token.")] = False,
-    temperature: Annotated[float | None, typer.Option(help="Sample, at this temperature.", show_default="greedy")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sample at this.", show_default="greedy")] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this probability.")] = None,
     min_p: Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest one's.")] = None,
