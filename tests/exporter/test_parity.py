@@ -47,6 +47,11 @@ def test_a_quantized_graph_may_be_off_by_rounding_and_the_one_beside_it_may_not(
         check_tolerance([rounded], quantized=["target"])
 
 
+def test_nan_in_plain_decoding_is_not_exactness() -> None:
+    with pytest.raises(EagleError, match="NaN or infinite logits in plain decoding"):
+        exactness_from_differences([np.array([0.0]), np.array([np.nan])])
+
+
 def test_nan_is_the_worst_difference() -> None:
     parity = OutputParity(graph="target", output="features")
     parity.add("case", np.array([1.0, np.nan]), np.array([1.0, 1.0]))
