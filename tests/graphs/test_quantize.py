@@ -165,7 +165,8 @@ def test_a_norm_that_others_read_stays(other: str) -> None:
 
 @pytest.mark.parametrize("attributes", ["axis = 1", "axis = -1, stash_type = 10"])
 def test_a_norm_of_another_kind_stays(attributes: str) -> None:
-    text = f"agraph (float[1, 64, 64] x) => (float[1, 64, 32] y) {{n = RMSNormalization<{attributes}>(x, g) y = MatMul(n, w)}}"
+    body = f"n = RMSNormalization<{attributes}>(x, g) y = MatMul(n, w)"
+    text = f"agraph (float[1, 64, 64] x) => (float[1, 64, 32] y) {{{body}}}"
     scale = weights(64, 64) if "axis = 1" in attributes else weights(64)
     graph = quantized(text, g=scale, w=weights(64, 32))
     quantize.absorb_norms(graph)
@@ -289,9 +290,8 @@ def test_tables_that_the_token_ids_do_not_read_stay() -> None:
 
 
 def test_a_table_of_positions_is_no_embedding() -> None:
-    graph = model(
-        "agraph (int64[B, Q] position_ids) => (float[B, Q, 4] e) {e = Gather(t, position_ids)}", t=weights(9, 4)
-    )
+    text = "agraph (int64[B, Q] position_ids) => (float[B, Q, 4] e) {e = Gather(t, position_ids)}"
+    graph = model(text, t=weights(9, 4))
     quantize.quantize_embeddings(graph, {})
     assert ops(graph) == ["Gather"]
 
