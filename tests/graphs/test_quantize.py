@@ -263,7 +263,8 @@ def test_what_is_broadcast_is_no_residual() -> None:
 def test_a_tied_embedding_shares_the_lm_head_s_bytes(ordered: bool) -> None:
     table = weights(48, 128)
     graph = model(
-        "agraph (int64[B, Q] input_ids) => (float[B, Q, 128] e, float[B, Q, 48] y) {e = Gather(t, input_ids) y = MatMul(e, w)}",
+        "agraph (int64[B, Q] input_ids) => (float[B, Q, 128] e, float[B, Q, 48] y)"
+        "{e = Gather(t, input_ids) y = MatMul(e, w)}",
         t=table,
         w=np.ascontiguousarray(table.T),
     )
