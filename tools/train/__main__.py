@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from eagle_graphs import EagleError
+from eagle_runtime.huge_pages import restart_with_huge_pages
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -253,4 +254,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    restart_with_huge_pages()
     main()

@@ -119,8 +119,8 @@ def evaluate(options: EvalOptions, console: Console) -> Report:
     kind = Eagle1Head if head.spec.kind == "eagle1" else Eagle3Head
     embedding, lm_head = target.model.get_input_embeddings(), target.model.get_output_embeddings()
     module = kind(head, embedding, lm_head, top_k=top_k)
-    target.model.set_attn_implementation("sdpa")
     answers = greedy_answers(target, conversations, options.new_tokens, console)
+    target.model.set_attn_implementation("sdpa")
     report = Report()
     with torch.inference_mode():
         for answer in track(answers, description="drafting", console=console):
@@ -133,7 +133,7 @@ def evaluate(options: EvalOptions, console: Console) -> Report:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "report.json").write_text(json.dumps(report.to_dict(), indent=1))
         if not plot_calibration(report.calibration(), options.out / "calibration.png"):
-            console.print("no plot: pip install 'eagle-aot[train]' draws it")
+            console.print("no plot: pip install 'eagle-aot[train]' draws it", markup=False)
     return report
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from eagle_exporter.checkpoint import find_checkpoint
@@ -18,7 +19,7 @@ from tools.train.model import DraftHead, Kind
 from tools.train.options import Options
 from tools.train.plots import plot_training
 from tools.train.progress import token_progress
-from tools.train.start import Coverage, new_head, shape_from_target, write_head
+from tools.train.start import Coverage, new_head, shape_from_target, tap_scale, write_head
 from tools.train.state import load_state, save_state
 
 STATE, HISTORY, CURVES = "state.pt", "history.json", "curves.png"
@@ -58,17 +59,18 @@ def train_head(options: HeadOptions, console: Console) -> list[dict[str, Any]]:
             f"and {coverage.held_out:.2%} of the held-out ones",
             highlight=False,
         )
+    lm_head = target.model.get_output_embeddings().weight.detach()
+    features = _cached_features(target, answers, shape.taps, options, console)
     head = new_head(
         shape,
         target.model,
         coverage.ids,
+        tap_scale=tap_scale(answers, features),
         seed=options.training.seed,
         from_target_layer=options.init_from_target_layer,
         token=options.token,
         feature=options.feature,
     )
-    lm_head = target.model.get_output_embeddings().weight.detach()
-    features = _cached_features(target, answers, shape.taps, options, console)
     trainer = Trainer(head, answers, features, lm_head, options.training, device=options.device)
     del target
     _train(trainer, _settings(options, answers, head), options.out, console)
@@ -83,8 +85,6 @@ def _cached_features(
     if done < len(answers):
         model = target.model.to(options.device)
         model.set_attn_implementation(SDPA)
-        if options.training.bf16:
-            model.bfloat16()
         total = sum(len(answer.tokens) for answer in answers)
         so_far = sum(len(answer.tokens) for answer in answers[:done])
         with token_progress(console, "features", total, so_far) as moved:
@@ -94,7 +94,8 @@ def _cached_features(
                 so_far += tokens
                 moved(so_far)
 
-            cache.fill(model, more)
+            with torch.autocast(model.device.type, torch.bfloat16, enabled=options.training.bf16):
+                cache.fill(model, more)
     return cache
 
 
@@ -122,7 +123,7 @@ def _train(trainer: Trainer, settings: dict[str, Any], out: Path, console: Conso
             moved(tokens)
 
         def on_point(point: Point) -> None:
-            console.print(_line(point), highlight=False)
+            console.print(_line(point), highlight=False, soft_wrap=True)
             save_state(trainer, settings, place / STATE)
             write_head(trainer.head, out)
             (place / HISTORY).write_text(json.dumps(trainer.run.history, indent=1))
@@ -130,7 +131,8 @@ def _train(trainer: Trainer, settings: dict[str, Any], out: Path, console: Conso
         trainer.train(on_step, on_point)
     drawn = plot_training(trainer.run.history, place / CURVES)
     console.print(f"wrote {out}/ : try  eagle-export --model M --draft {out}", highlight=False)
-    console.print(f"curves: {place / CURVES}" if drawn else "curves: pip install 'eagle-aot[train]' draws them")
+    curves = str(place / CURVES) if drawn else "pip install 'eagle-aot[train]' draws them"
+    console.print(f"curves: {curves}", markup=False, highlight=False)
 
 
 def _line(point: Point) -> str:

@@ -36,7 +36,7 @@ class Labels:
 def cross_entropy(hidden: torch.Tensor, weight: torch.Tensor, labels: Labels) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean cross-entropy of softmax(hidden @ weight.T) over the rows, and their best ids [n].
 
-    hidden [n, h], weight [W, h]. Products run in the dtype of `hidden`, everything else in float32.
+    hidden [n, h] and weight [W, h] of one dtype, in which products run; softmax runs in float32.
     """
     loss, best = _CrossEntropy.apply(hidden, weight, labels)
     return loss, best
@@ -47,26 +47,27 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, labels: Labels
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        cast = weight.to(hidden.dtype)
-        logits = hidden @ cast.t()  # [n, W]; each chunk of it becomes its gradient
+        logits = hidden @ weight.t()  # [n, W]; each chunk of it becomes its gradient
         loss, best = hidden.new_zeros((), dtype=torch.float32), torch.empty_like(labels.ids)
         for start in range(0, len(hidden), CHUNK):
             rows = slice(start, start + CHUNK)
-            part, best[rows] = _into_gradient(logits[rows], labels.part(rows), len(hidden))
+            part, best[rows] = _into_gradient(logits[rows], labels.part(rows))
             loss += part
-        grad_hidden = logits @ cast if ctx.needs_input_grad[0] else None
-        grad_weight = (logits.t() @ hidden).to(weight.dtype) if ctx.needs_input_grad[1] else None
+        ctx.count = max(1, len(hidden))
+        grad_hidden = logits @ weight if ctx.needs_input_grad[0] else None
+        grad_weight = logits.t() @ hidden if ctx.needs_input_grad[1] else None
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.mark_non_differentiable(best)
-        return loss, best
+        return loss / ctx.count, best
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return (*(None if saved is None else saved * grads[0].to(saved.dtype) for saved in ctx.saved_tensors), None)
+        factor = grads[0] / ctx.count
+        return (*(None if saved is None else saved * factor.to(saved.dtype) for saved in ctx.saved_tensors), None)
 
 
-def _into_gradient(logits: torch.Tensor, labels: Labels, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """These rows' part of the mean over `count` rows, and their best ids; puts the gradient into `logits`."""
+def _into_gradient(logits: torch.Tensor, labels: Labels) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of these rows' cross-entropies, and their best ids; puts its gradient into `logits`."""
     law = logits.softmax(dim=-1, dtype=torch.float32)
     peak, best = law.max(dim=-1)
     normaliser = logits.gather(1, best[:, None])[:, 0].float() - peak.log()  # log of the sum of exponentials
@@ -75,10 +76,10 @@ def _into_gradient(logits: torch.Tensor, labels: Labels, count: int) -> tuple[to
         said = logits.gather(1, ids)[:, 0].float()
         law.scatter_add_(1, ids, torch.full_like(ids, -1, dtype=law.dtype))
     else:
-        said = torch.linalg.vecdot(labels.law.float(), logits.float())
+        said = (labels.law * logits).sum(dim=-1, dtype=torch.float32)
         law -= labels.law
-    logits.copy_(law.div_(count))
-    return (normaliser - said).sum() / count, best
+    logits.copy_(law)
+    return (normaliser - said).sum(), best
 
 
 def feature_loss(hidden: torch.Tensor, features: torch.Tensor) -> torch.Tensor:

@@ -165,8 +165,15 @@ class Eagle1(DraftHead):
 class Eagle3(DraftHead):
     """Attention reads [norm(embedding); norm(g)] of the fused feature g, which is the residual too; own LM head."""
 
-    def __init__(self, shape: Shape, embedding: torch.Tensor, draft_ids: torch.Tensor) -> None:
+    tap_scale: torch.Tensor
+
+    def __init__(self, shape: Shape, embedding: torch.Tensor, draft_ids: torch.Tensor, tap_scale: torch.Tensor) -> None:
+        """tap_scale: [taps * h] factors on the tapped hidden states, which a checkpoint has in its fc.
+
+        Hidden states grow from layer to layer and channel to channel; in units of their own, fc trains faster.
+        """
         super().__init__(shape, embedding, draft_ids)
+        self.register_buffer("tap_scale", tap_scale, persistent=False)
         self.fc = nn.Linear(len(shape.taps) * shape.hidden, shape.hidden, bias=False)
         self.midlayer = DraftLayer(shape, 2 * shape.hidden)
         self.midlayer.input_layernorm = nn.RMSNorm(shape.hidden, shape.norm_eps)
@@ -183,7 +190,7 @@ class Eagle3(DraftHead):
         return self.lm_head.weight
 
     def fuse(self, tapped: torch.Tensor) -> torch.Tensor:
-        return self.fc(tapped.flatten(2))
+        return self.fc(tapped.flatten(2) * self.tap_scale)
 
     def attention_input(self, tokens: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         embedded = self.midlayer.input_layernorm(F.embedding(tokens, self.embedding))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from tools.train.batches import Batch
-from tools.train.losses import cross_entropy, feature_loss
+from tools.train.losses import CHUNK, cross_entropy, feature_loss
 from tools.train.model import DraftHead
 from tools.train.options import Options
 from tools.train.unroll import labels_of, unroll
@@ -45,12 +45,13 @@ class Objective:
             kept = max(1, round(rows * options.thin))
             return torch.randperm(rows, generator=random)[:kept].sort().values
 
+        output_weight = head.output_weight.to(self._dtype)
         loss, weights = torch.zeros((), device=tapped.device), 0.0
         right, counted = [], []
         for step in unroll(head, batch, tapped, steps=steps, choose=choose):
             labels, places, total = labels_of(batch, step, self.draft_id_of, law)
             hidden = step.hidden.flatten(0, 1)[places]  # [n, h]
-            entropy, best = cross_entropy(head.output_norm(hidden).to(self._dtype), head.output_weight, labels)
+            entropy, best = cross_entropy(head.output_norm(hidden).to(self._dtype), output_weight, labels)
             weight = options.decay ** (step.number - 1)
             if head.shape.kind == "eagle1":
                 true = batch.features[:, batch.prompt_rows + 1 :, -1][:, step.rows].flatten(0, 1)[places]
@@ -68,10 +69,10 @@ class Objective:
     def _law(self, batch: Batch) -> torch.Tensor:
         """[B, R + steps - 1, W] the target's distributions over the draft's tokens, of the labels from step 1's on."""
         states = batch.features[:, batch.prompt_rows + 1 : -1, -1].to(self._dtype)
-        logits = states @ self._lm_head.t()
-        for row in logits:  # in place, one conversation at a time: the whole in float32 would not stay in any cache
-            row.copy_(row.softmax(dim=-1, dtype=torch.float32))
-        return logits
+        logits = states.flatten(0, 1) @ self._lm_head.t()
+        for rows in logits.split(CHUNK):  # in place, little by little: the whole in float32 would not stay in any cache
+            rows.copy_(rows.softmax(dim=-1, dtype=torch.float32))
+        return logits.view(*states.shape[:2], -1)
 
 
 def tapped_for(head: DraftHead, batch: Batch) -> torch.Tensor:

@@ -13,10 +13,11 @@ The head is the product's own module (`eagle_exporter`), and trees are chosen by
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from eagle_exporter.heads import HeadSpec
 from eagle_graphs import Candidates, Profile, Tree, rerank, tree_from_parents
@@ -44,8 +45,7 @@ class Text:
         return len(self.tokens) - 1 - self.start
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pass:
+class _Pass(NamedTuple):
     hidden: np.ndarray
     """[R, Q, h]"""
     tokens: np.ndarray
@@ -124,11 +124,9 @@ class Replay:
         tokens = np.zeros((count, profile.nodes), np.int64)
         hidden = np.zeros((count, profile.nodes, self._spec.hidden_size), np.float32)
         caches, sizes = self._caches, list[int]()
+        result = _Pass(*(part[roots] for part in self.first))
         for depth, level in enumerate(shape.levels):
-            if depth == 0:
-                below = self.first
-                result = _Pass(below.hidden[roots], below.tokens[roots], below.logprobs[roots])
-            else:
+            if depth > 0:
                 mask = np.tile(level.mask, (count, 1, 1))
                 rows = level.expanded
                 sizes.append(len(rows))
@@ -162,7 +160,7 @@ class Replay:
             levels.append((part[:, :, None, :] & apart[:, None, :, None]).reshape(count * width, count * size))
             begin += size
         mask = np.concatenate((np.repeat(text, width, axis=0), *levels), axis=1)
-        grown = [torch.cat((cache, torch.zeros_like(cache[:, :, : count * width])), dim=2) for cache in caches]
+        grown = [functional.pad(cache, (0, 0, 0, count * width)) for cache in caches]
         positions = (starts + len(sizes) + self._spec.position_offset).repeat_interleave(width)
         out, ids, logprobs, *caches = self._module(
             torch.from_numpy(tokens.reshape(1, -1)),

@@ -17,10 +17,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 from eagle_exporter.heads.spec import TargetShape
 from eagle_graphs import EagleError
 from tools.train.answers import Answer
+from tools.train.features import FeatureCache
 from tools.train.model import DraftHead, Eagle1, Eagle3, Kind, Shape
 
 ROPE_THETA = 10000.0
 SMALL = 0.1
+SAMPLE = 64
+"""Conversations from which the scale of hidden states is taken."""
 """Factor on random weights beside copied ones."""
 
 
@@ -85,6 +88,7 @@ def new_head(
     target: PreTrainedModel,
     draft_ids: torch.Tensor,
     *,
+    tap_scale: torch.Tensor,
     seed: int,
     from_target_layer: bool = False,
     token: bool = True,
@@ -100,7 +104,7 @@ def new_head(
     if shape.kind == "eagle1":
         head = Eagle1(shape, embedding, lm_head, token=token, feature=feature)
     else:
-        head = Eagle3(shape, embedding, draft_ids)
+        head = Eagle3(shape, embedding, draft_ids, tap_scale)
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in head.parameters():
@@ -109,6 +113,8 @@ def new_head(
         if isinstance(head, Eagle3):
             head.lm_head.weight.copy_(lm_head[draft_ids])
             _copy_if_it_fits(head.norm.weight, _last_norm(target))
+            if not from_target_layer:  # logits of about one: of random hidden states they would mean nothing yet
+                head.norm.weight.div_((head.lm_head.weight * head.norm.weight).norm(dim=1).mean())
         if from_target_layer:
             _copy_layer(head, target)
         if isinstance(head, Eagle1):
@@ -151,7 +157,17 @@ def _copy_layer(head: DraftHead, target: PreTrainedModel) -> None:
         parameter[..., -source.shape[-1] :].copy_(source)
     fc: torch.Tensor = head.fc.weight  # type: ignore[union-attr, assignment]
     fc.mul_(SMALL)
-    fc[:, -hidden:] += torch.eye(hidden)
+    scale = head.tap_scale[-hidden:] if isinstance(head, Eagle3) else torch.ones(hidden)
+    fc[:, -hidden:] += torch.diag(1 / scale)
+
+
+def tap_scale(answers: Sequence[Answer], features: FeatureCache) -> torch.Tensor:
+    """[taps * h] one over the root mean square of each tapped channel, over some answers' tokens.
+
+    Prompts are left out: what a text begins with often has hidden states a hundred times larger than all others.
+    """
+    states = [features[number][answers[number].start :, :-1] for number in range(min(len(answers), SAMPLE))]
+    return torch.cat(states).float().square().mean(dim=0).clamp(min=1e-6).rsqrt().flatten()
 
 
 def write_head(head: DraftHead, directory: Path) -> None:
@@ -175,7 +191,8 @@ def write_head(head: DraftHead, directory: Path) -> None:
         "torch_dtype": "float16",
     }
     tensors = {name: tensor.detach().half().cpu().contiguous() for name, tensor in head.state_dict().items()}
-    if shape.kind == "eagle3":
+    if isinstance(head, Eagle3):
+        tensors["fc.weight"] = (head.fc.weight.detach() * head.tap_scale).half().cpu()
         config |= {"draft_vocab_size": shape.draft_vocab, "eagle_feature_layers": list(shape.taps)}
         ids = head.draft_ids.cpu()
         tensors["d2t"] = ids - torch.arange(len(ids))
