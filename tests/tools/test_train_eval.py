@@ -23,8 +23,7 @@ from eagle_graphs import EagleError, Profile, static_profile
 from eagle_runtime import Session
 from tests.conftest import export
 from tests.overfit import calibration_answers
-from tests.tools.training import FAST, TAPS
-from tools.train.answers import ANSWERS, SETTINGS, Answer, AnswerFile
+from tests.tools.training import FAST, TAPS, write_data
 from tools.train.evaluate import CHAIN, EvalOptions, evaluate
 from tools.train.features import hidden_states
 from tools.train.head import HISTORY, HeadOptions, train_head
@@ -55,7 +54,7 @@ def trained(model: LlamaForCausalLM, tiny_target: Path, tmp_path_factory: pytest
     texts = [text.tolist() for text in calibration_answers(model)]
     options = HeadOptions(
         kind="eagle3",
-        data=_write_data(place / "data", tiny_target, texts),
+        data=write_data(place / "data", tiny_target, texts, first=1, answer=48),
         out=place / "head",
         model=None,
         draft_vocab=WIDE,
@@ -145,12 +144,3 @@ def _prompts_file(path: Path) -> Path:
     lines = [{"category": f"c{number % 2}", "text": talk[0]["content"]} for number, talk in enumerate(talks)]
     path.write_text("\n".join(map(json.dumps, lines)))
     return path
-
-
-def _write_data(directory: Path, target: Path, texts: list[list[int]]) -> Path:
-    file = AnswerFile(directory, {"own_prompts": False, "model": str(target)})
-    for index, text in enumerate(texts, start=1):
-        file.add(Answer(index=index, tokens=tuple(text), start=len(text) - 48, greedy=True))
-    file.close()
-    assert {path.name for path in directory.iterdir()} == {ANSWERS, SETTINGS}
-    return directory

@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 
 from tests.models import HIDDEN, LAYERS, VOCAB
 from tests.reference.variants import Truth, VariantHead
-from tools.train.answers import Answer
+from tools.train.answers import Answer, AnswerFile
 from tools.train.batches import Batch, make_batch
 from tools.train.features import FeatureCache
 from tools.train.model import DraftHead, Eagle3, Kind
@@ -43,6 +43,15 @@ def cached(directory: Path, model: LlamaForCausalLM, answers: Sequence[Answer], 
     cache = FeatureCache(directory, answers, TAPS if kind == "eagle3" else (LAYERS,), HIDDEN)
     cache.fill(model)
     return cache
+
+
+def write_data(directory: Path, target: Path, texts: Sequence[Sequence[int]], *, first: int, answer: int) -> Path:
+    """A data set of these texts, numbered from `first`, each ending in `answer` answer tokens."""
+    file = AnswerFile(directory, {"own_prompts": False, "model": str(target)})
+    for index, text in enumerate(texts, start=first):
+        file.add(Answer(index=index, tokens=tuple(text), start=len(text) - answer, greedy=True))
+    file.close()
+    return directory
 
 
 def head_for(model: LlamaForCausalLM, answers: Sequence[Answer], kind: Kind, **more: bool) -> DraftHead:

@@ -56,6 +56,13 @@ class DataOptions:
     precision: Precision
     device: str
 
+    def __post_init__(self) -> None:
+        limits = {"answer_tokens": (2, 1 << 20), "greedy": (0, 1), "temperature": (0.01, 10), "top_p": (0.01, 1)}
+        for name, (low, high) in limits.items():
+            if not low <= getattr(self, name) <= high:
+                option = f"--{name.replace('_', '-')}"
+                raise EagleError(f"{option} is {getattr(self, name)}; expected {low} to {high}")
+
     def settings(self) -> dict[str, Any]:
         """What a run that continues must have in common with the first."""
         names = ("model", "answer_tokens", "greedy", "temperature", "top_p", "seed", "precision")

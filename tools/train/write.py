@@ -14,7 +14,6 @@ from itertools import count
 import numpy as np
 import torch
 
-from eagle_graphs import EagleError
 from tools.train.answers import Answer, Dropped, loop_start
 from tools.train.slots import STRIDE, Slots
 
@@ -46,17 +45,6 @@ class Plan:
     seed: int
     cut_loops: bool = True
     """Whether an answer ends where it begins to loop."""
-
-    def __post_init__(self) -> None:
-        for name, low, high in (
-            ("answer_tokens", 2, 1 << 20),
-            ("greedy", 0, 1),
-            ("temperature", 0.01, 10),
-            ("top_p", 0.01, 1),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise EagleError(f"--{name.replace('_', '-')} is {value}; expected {low} to {high}")
 
     @property
     def shared(self) -> int:
