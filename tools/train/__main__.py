@@ -215,7 +215,7 @@ def ablations(
         thin=thin,
         labels=labels.value,
         bf16=bf16,
-        seed=seed,  # type: ignore[arg-type]
+        seed=seed,
     )
     options = HeadOptions(
         kind="eagle3",

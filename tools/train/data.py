@@ -175,7 +175,11 @@ def _plan(options: DataOptions, target: Target) -> Plan:
         prompts: tuple[tuple[int, ...], ...] = (header,)
     else:
         conversations = load_prompts(options.prompts)
-        encoded = prompt_tokens(target.tokenizer, conversations, longest=MAX_GIVEN_PROMPT)
+        context = int(target.config.max_position_embeddings)
+        room = context - options.answer_tokens
+        if room < 2:
+            raise EagleError(f"--answer-tokens is {options.answer_tokens}; expected less than the context of {context}")
+        encoded = prompt_tokens(target.tokenizer, conversations, longest=min(room, MAX_GIVEN_PROMPT))
         prompts, closing = tuple(map(tuple, encoded)), ()
     return Plan(
         prompts=prompts,

@@ -5,6 +5,7 @@ progress   tokens trained on / tokens to train on. Learning rate and number of s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from tools.train.options import Options
 CHECKS = 20
 """How often a run is measured on held-out conversations and saved."""
 HELD_OUT_CONVERSATIONS = 48
+"""At most, spread over all of them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +36,26 @@ class Point:
     acceptance: list[float]
     """Share of step 1's, 2's ... rows whose best token was the data's."""
     held_out: HeldOut | None
+
+
+@dataclass(slots=True)
+class _Since:
+    """Sums since the last point."""
+
+    tokens: int = 0
+    loss: float = 0.0
+    right: Counter[int] = field(default_factory=Counter)
+    counted: Counter[int] = field(default_factory=Counter)
+
+    def add(self, tokens: int, loss: float, right: list[int], counted: list[int]) -> None:
+        self.tokens += tokens
+        self.loss += loss * tokens
+        self.right.update(dict(enumerate(right)))
+        self.counted.update(dict(enumerate(counted)))
+
+    def point(self, tokens: int, held_out: HeldOut | None) -> Point:
+        acceptance = [self.right[step] / max(1, count) for step, count in sorted(self.counted.items())]
+        return Point(tokens=tokens, loss=self.loss / self.tokens, acceptance=acceptance, held_out=held_out)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,9 +87,10 @@ class Trainer:
         """lm_head: [V, h] of the target, for its distributions."""
         self.head, self.options, self.device = head.to(device), options, device
         self._answers, self._features = answers, features
-        usable_numbers = usable(answers)
-        self._training = [number for number in usable_numbers if not answers[number].held_out]
-        self._held_out = [number for number in usable_numbers if answers[number].held_out]
+        self._training = [number for number in usable(answers) if not answers[number].held_out]
+        held_out = [number for number in usable(answers) if answers[number].held_out]
+        greedy = [number for number in held_out if answers[number].greedy] or held_out
+        self._checked = greedy[:: max(1, -(-len(greedy) // HELD_OUT_CONVERSATIONS))]
         if not self._training:
             raise EagleError("the data holds no conversation to train on: make more of it")
         self._objective = Objective(self.head, lm_head, options)
@@ -78,40 +101,29 @@ class Trainer:
         ]
         optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.95), fused=True)
         self.run = Run(optimizer=optimizer, random=torch.Generator().manual_seed(options.seed))
-        self._checked = self._held_out[:: max(1, len(self._held_out) // HELD_OUT_CONVERSATIONS)]
 
     def train(self, on_step: Callable[[int], None], on_point: Callable[[Point], None]) -> None:
         """To the end. on_step gets the tokens of each batch; on_point each measurement, after which to save."""
         run, options = self.run, self.options
-        losses, hits, seen = 0.0, [0] * options.unroll, [0] * options.unroll
-        tokens_before = run.tokens
+        since = _Since()
         while run.tokens < options.tokens:
             batches = order(self._answers, self._training, rows=options.batch, seed=options.seed, epoch=run.epoch)
             for numbers in batches[run.batch :]:
-                due = run.tokens * CHECKS // options.tokens
-                tokens, loss, right, counted = self._step(numbers)
-                losses += loss * tokens
-                hits = [a + b for a, b in zip(hits, [*right, *[0] * len(hits)], strict=False)]
-                seen = [a + b for a, b in zip(seen, [*counted, *[0] * len(seen)], strict=False)]
+                checks = run.tokens * CHECKS // options.tokens
+                tokens = self._step(numbers, since)
                 run.tokens, run.batch = run.tokens + tokens, run.batch + 1
                 on_step(tokens)
-                if run.tokens * CHECKS // options.tokens > due or run.tokens >= options.tokens:
-                    point = Point(
-                        tokens=run.tokens,
-                        loss=losses / (run.tokens - tokens_before),
-                        acceptance=[hit / total for hit, total in zip(hits, seen, strict=True) if total],
-                        held_out=self.measure(),
-                    )
+                if run.tokens * CHECKS // options.tokens > checks:
+                    point = since.point(run.tokens, self.measure())
+                    since = _Since()
                     run.history.append(asdict(point))
-                    losses, hits, seen = 0.0, [0] * options.unroll, [0] * options.unroll
-                    tokens_before = run.tokens
                     on_point(point)
                 if run.tokens >= options.tokens:
                     return
             run.epoch, run.batch = run.epoch + 1, 0
 
     def measure(self) -> HeldOut | None:
-        """Acceptance of chains on the held-out conversations; None where there is none."""
+        """Acceptance of chains on held-out conversations, greedy ones if there are any; None where there is none."""
         if not self._checked:
             return None
         with self._precision():
@@ -122,8 +134,8 @@ class Trainer:
                 self._objective.draft_id_of,
             )
 
-    def _step(self, numbers: Sequence[int]) -> tuple[int, float, list[int], list[int]]:
-        """One step of the optimizer: tokens, loss, and for each unrolled step how many rows were right, of how many."""
+    def _step(self, numbers: Sequence[int], since: _Since) -> int:
+        """One step of the optimizer; returns the batch's tokens."""
         run, options = self.run, self.options
         progress = run.tokens / options.tokens
         for group in run.optimizer.param_groups:
@@ -136,7 +148,8 @@ class Trainer:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), options.clip)
         run.optimizer.step()
-        return batch.labels, float(loss.detach()), right, counted
+        since.add(batch.labels, float(loss.detach()), right, counted)
+        return batch.labels
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.options.bf16)

@@ -53,35 +53,50 @@ class DraftLayer(nn.Module):
     def __init__(self, shape: Shape, width: int) -> None:
         super().__init__()
         self.shape = shape
-        self.self_attn = nn.Module()
-        for name, rows in (("q", shape.heads), ("k", shape.kv_heads), ("v", shape.kv_heads)):
-            setattr(self.self_attn, f"{name}_proj", nn.Linear(width, rows * shape.head_dim, bias=False))
-        self.self_attn.o_proj = nn.Linear(shape.heads * shape.head_dim, shape.hidden, bias=False)
+        self.self_attn = _Projections(shape, width)
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden, shape.norm_eps)
-        self.mlp = nn.Module()
-        self.mlp.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
-        self.mlp.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
-        self.mlp.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=False)
+        self.mlp = _Mlp(shape)
 
     def keys_values(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """[B, R, width] and positions [B, R] to keys and values, each [B, Hkv, R, D]."""
-        key = self._split(self.self_attn.k_proj(x), self.shape.kv_heads)
-        value = self._split(self.self_attn.v_proj(x), self.shape.kv_heads)
+        key, value = (self._split(project(x)) for project in (self.self_attn.k_proj, self.self_attn.v_proj))
         return rotate(key, positions, self.shape.rope_theta), value
 
     def queries(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """[B, H, R, D], divided by the square root of D."""
-        query = rotate(self._split(self.self_attn.q_proj(x), self.shape.heads), positions, self.shape.rope_theta)
-        return query * self.shape.head_dim**-0.5
+        query = rotate(self._split(self.self_attn.q_proj(x)), positions, self.shape.rope_theta)
+        scale: float = self.shape.head_dim**-0.5
+        return query * scale
 
     def finish(self, attended: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """What follows attention: [B, H, R, D] and the residual [B, R, h] to the layer's output [B, R, h]."""
         x = residual + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
-        normed = self.post_attention_layernorm(x)
-        return x + self.mlp.down_proj(F.silu(self.mlp.gate_proj(normed)) * self.mlp.up_proj(normed))
+        out: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
-    def _split(self, x: torch.Tensor, heads: int) -> torch.Tensor:
-        return x.unflatten(-1, (heads, self.shape.head_dim)).transpose(1, 2)
+    def _split(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(*x.shape[:2], -1, self.shape.head_dim).transpose(1, 2)
+
+
+class _Projections(nn.Module):
+    def __init__(self, shape: Shape, width: int) -> None:
+        super().__init__()
+        self.q_proj = nn.Linear(width, shape.heads * shape.head_dim, bias=False)
+        self.k_proj = nn.Linear(width, shape.kv_heads * shape.head_dim, bias=False)
+        self.v_proj = nn.Linear(width, shape.kv_heads * shape.head_dim, bias=False)
+        self.o_proj = nn.Linear(shape.heads * shape.head_dim, shape.hidden, bias=False)
+
+
+class _Mlp(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
+        self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
 
 
 def rotate(x: torch.Tensor, positions: torch.Tensor, theta: float) -> torch.Tensor:
@@ -132,12 +147,15 @@ class DraftHead(nn.Module):
 class Eagle1(DraftHead):
     """x = fc([embedding; feature]); the layer without an input norm; its output is a guess at the next feature."""
 
+    lm_head: torch.Tensor
+    sees: torch.Tensor
+
     def __init__(
         self, shape: Shape, embedding: torch.Tensor, lm_head: torch.Tensor, *, token: bool = True, feature: bool = True
     ) -> None:
-        """token, feature: whether the head sees them (ablations); what it does not see has weights of zero in fc."""
+        """lm_head: [V, h]. token, feature: whether the head sees them; if not, their weights in fc are zero."""
         super().__init__(shape, embedding, torch.arange(shape.vocab))
-        self.register_buffer("lm_head", lm_head, persistent=False)  # [V, h]
+        self.register_buffer("lm_head", lm_head, persistent=False)
         self.fc = nn.Linear(2 * shape.hidden, shape.hidden, bias=False)
         self.layers = nn.ModuleList([DraftLayer(shape, shape.hidden)])
         sees = torch.tensor([float(token), float(feature)]).repeat_interleave(shape.hidden)
@@ -145,11 +163,13 @@ class Eagle1(DraftHead):
 
     @property
     def layer(self) -> DraftLayer:
-        return self.layers[0]  # type: ignore[return-value]
+        (layer,) = self.layers
+        assert isinstance(layer, DraftLayer)
+        return layer
 
     @property
     def output_weight(self) -> torch.Tensor:
-        return self.lm_head  # type: ignore[return-value]
+        return self.lm_head
 
     def fuse(self, tapped: torch.Tensor) -> torch.Tensor:
         return tapped[:, :, 0]
@@ -168,16 +188,14 @@ class Eagle3(DraftHead):
     tap_scale: torch.Tensor
 
     def __init__(self, shape: Shape, embedding: torch.Tensor, draft_ids: torch.Tensor, tap_scale: torch.Tensor) -> None:
-        """tap_scale: [taps * h] factors on the tapped hidden states, which a checkpoint has in its fc.
+        """tap_scale: [taps * h] factors on the tapped hidden states, which are part of fc in a checkpoint.
 
         Hidden states grow from layer to layer and channel to channel; in units of their own, fc trains faster.
         """
         super().__init__(shape, embedding, draft_ids)
         self.register_buffer("tap_scale", tap_scale, persistent=False)
         self.fc = nn.Linear(len(shape.taps) * shape.hidden, shape.hidden, bias=False)
-        self.midlayer = DraftLayer(shape, 2 * shape.hidden)
-        self.midlayer.input_layernorm = nn.RMSNorm(shape.hidden, shape.norm_eps)
-        self.midlayer.hidden_norm = nn.RMSNorm(shape.hidden, shape.norm_eps)
+        self.midlayer = _Midlayer(shape)
         self.norm = nn.RMSNorm(shape.hidden, shape.norm_eps)
         self.lm_head = nn.Linear(shape.hidden, shape.draft_vocab, bias=False)
 
@@ -190,11 +208,22 @@ class Eagle3(DraftHead):
         return self.lm_head.weight
 
     def fuse(self, tapped: torch.Tensor) -> torch.Tensor:
-        return self.fc(tapped.flatten(2) * self.tap_scale)
+        out: torch.Tensor = self.fc(tapped.flatten(2) * self.tap_scale)
+        return out
 
     def attention_input(self, tokens: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         embedded = self.midlayer.input_layernorm(F.embedding(tokens, self.embedding))
         return torch.cat((embedded, self.midlayer.hidden_norm(hidden)), dim=-1), hidden
 
     def output_norm(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.norm(hidden)
+        out: torch.Tensor = self.norm(hidden)
+        return out
+
+
+class _Midlayer(DraftLayer):
+    """With a norm for each half of what its attention reads."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape, 2 * shape.hidden)
+        self.input_layernorm = nn.RMSNorm(shape.hidden, shape.norm_eps)
+        self.hidden_norm = nn.RMSNorm(shape.hidden, shape.norm_eps)

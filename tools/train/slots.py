@@ -206,10 +206,10 @@ def _attend(
     module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: object, **arguments: Any
 ) -> tuple[torch.Tensor, None]:
     slots, settings = _slots.get(), settings_from_arguments(query, mask, **arguments)
-    if settings["sinks"] is not None or settings["sliding_window"]:
+    if settings["sinks"] is not None or 0 < settings["sliding_window"] < int(slots.lengths.max()):
         raise EagleError(
-            f"its attention has sinks, or a window of fewer than {slots.capacity} tokens, which writing answers does "
-            "not support: let another program write them"
+            "target: its attention has sinks, or a sliding window shorter than the text, with which this tool cannot "
+            "write answers; let another program write them"
         )
     out = slots.attend(
         int(cast(int, module.layer_idx)), query, key, value, scale=settings["scale"], softcap=settings["softcap"]

@@ -22,9 +22,9 @@ from tools.train.model import DraftHead, Eagle1, Eagle3, Kind, Shape
 
 ROPE_THETA = 10000.0
 SMALL = 0.1
+"""Factor on random weights beside copied ones."""
 SAMPLE = 64
 """Conversations from which the scale of hidden states is taken."""
-"""Factor on random weights beside copied ones."""
 
 
 def shape_from_target(
@@ -171,7 +171,7 @@ def tap_scale(answers: Sequence[Answer], features: FeatureCache) -> torch.Tensor
 
 
 def write_head(head: DraftHead, directory: Path) -> None:
-    """Writes a checkpoint in SafeAILab's layout, in half precision."""
+    """Writes a checkpoint in SafeAILab's layout, in half precision but for EAGLE-3's fc."""
     shape = head.shape
     config = {
         "architectures": ["LlamaForCausalLMEagle3" if shape.kind == "eagle3" else "LlamaForCausalLM"],
@@ -192,7 +192,7 @@ def write_head(head: DraftHead, directory: Path) -> None:
     }
     tensors = {name: tensor.detach().half().cpu().contiguous() for name, tensor in head.state_dict().items()}
     if isinstance(head, Eagle3):
-        tensors["fc.weight"] = (head.fc.weight.detach() * head.tap_scale).half().cpu()
+        tensors["fc.weight"] = (head.fc.weight.detach() * head.tap_scale).cpu()  # half precision may not reach so low
         config |= {"draft_vocab_size": shape.draft_vocab, "eagle_feature_layers": list(shape.taps)}
         ids = head.draft_ids.cpu()
         tensors["d2t"] = ids - torch.arange(len(ids))
