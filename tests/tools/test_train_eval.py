@@ -16,8 +16,8 @@ from transformers import LlamaForCausalLM
 
 from eagle_calibration.prompts import load_prompts
 from eagle_exporter.checkpoint import find_checkpoint
-from eagle_exporter.eagle3 import Eagle3Head
 from eagle_exporter.heads import load_head
+from eagle_exporter.pipeline import head_module
 from eagle_exporter.target import load_target
 from eagle_graphs import EagleError, Profile, static_profile
 from eagle_runtime import Session
@@ -82,8 +82,7 @@ def test_replayed_trees_agree_with_each_other_and_need_the_right_features(
 ) -> None:
     target = load_target(find_checkpoint(str(trained.target), what="target"))
     head = load_head(find_checkpoint(str(trained.options.out), what="head"), target.config)
-    embedding, lm_head = target.model.get_input_embeddings(), target.model.get_output_embeddings()
-    module = Eagle3Head(head, embedding, lm_head, top_k=4)
+    module = head_module(head, target, top_k=4)
     wide = Profile(nodes=7, top_k=2, depth=2)
     pairs = {
         CHAIN: ((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)),

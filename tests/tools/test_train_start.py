@@ -11,9 +11,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from eagle_exporter.checkpoint import find_checkpoint
-from eagle_exporter.eagle1 import Eagle1Head
-from eagle_exporter.eagle3 import Eagle3Head
 from eagle_exporter.heads import load_head
+from eagle_exporter.pipeline import head_module
 from eagle_exporter.target import load_target
 from eagle_graphs import EagleError
 from tests.commands import assert_refused, train_tool
@@ -50,8 +49,7 @@ def test_the_exporter_reads_the_head_that_was_trained(
     target = load_target(find_checkpoint(str(tiny_target), what="target"))
     read = load_head(find_checkpoint(str(tmp_path / "head"), what="head"), target.config)
     assert read.spec.taps == (TAPS if kind == "eagle3" else (LAYERS,))
-    module_of: Any = Eagle3Head if kind == "eagle3" else Eagle1Head
-    module = module_of(read, target.model.get_input_embeddings(), target.model.get_output_embeddings(), top_k=3)
+    module: Any = head_module(read, target, top_k=3)
     tokens = torch.tensor(answers[0].tokens)
     tapped = tapped_for(head, batch)
     rows = tapped.shape[1]

@@ -17,9 +17,8 @@ from rich.table import Table
 
 from eagle_calibration.prompts import load_prompts
 from eagle_exporter.checkpoint import find_checkpoint
-from eagle_exporter.eagle1 import Eagle1Head
-from eagle_exporter.eagle3 import Eagle3Head
 from eagle_exporter.heads import load_head
+from eagle_exporter.pipeline import head_module
 from eagle_exporter.target import Target, load_target
 from eagle_exporter.tokenizer import prompt_tokens
 from eagle_graphs import EagleError, Profile, profiles_from_text, static_profile
@@ -116,9 +115,7 @@ def evaluate(options: EvalOptions, console: Console) -> Report:
     target = load_target(checkpoint)
     head = load_head(find_checkpoint(options.head, what="head"), target.config)
     top_k = max(GUESSES, *(profile.top_k for profile in shapes.values()))
-    kind = Eagle1Head if head.spec.kind == "eagle1" else Eagle3Head
-    embedding, lm_head = target.model.get_input_embeddings(), target.model.get_output_embeddings()
-    module = kind(head, embedding, lm_head, top_k=top_k)
+    module = head_module(head, target, top_k=top_k)
     answers = greedy_answers(target, conversations, options.new_tokens, console)
     target.model.set_attn_implementation("sdpa")
     report = Report()
