@@ -31,7 +31,7 @@ test: $(VENV)/installed
 
 lossless: $(VENV)/installed
 	$(BIN)/python -m pytest tests/e2e/test_lossless.py tests/e2e/test_lossless_sampling.py tests/e2e/test_long_context.py \
-	    --lossless-full -s
+	    tests/e2e/test_int8.py --lossless-full -s
 
 bench: $(BUNDLE)/manifest.json
 	$(BIN)/python tools/bench.py $(BUNDLE)

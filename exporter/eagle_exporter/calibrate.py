@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from eagle_calibration.observe import observing
+from eagle_calibration.observe import ObservedRows, observing
 from eagle_calibration.plan import Plan, plan_layers, plans_from_file
 from eagle_exporter.heads import HeadSpec
 from eagle_exporter.probe import Answer, draft_chains
@@ -29,16 +29,16 @@ def calibrate(
     layers = {name: linears(graph.graph) for name, graph in graphs.items()}
     names = {name: [layer.name for layer in found] for name, found in layers.items()}
     target = cast(PreTrainedModel, modules["target"].get_submodule("model"))
-    with (
-        as_transformers_runs_it(target),
-        torch.no_grad(),
-        observing(modules["target"], names["target"]) as rows,
-        observing(modules["draft"], names["draft"]) as draft_rows,
-    ):
-        for answer in answers:
+    observed = {name: ObservedRows() for name in graphs}
+    for answer in answers:  # which may only now be made, by runs that are not to be observed
+        with (
+            as_transformers_runs_it(target),
+            torch.no_grad(),
+            observing(modules["target"], names["target"], observed["target"]),
+            observing(modules["draft"], names["draft"], observed["draft"]),
+        ):
             target(answer.tokens[None], use_cache=False)
             draft_chains(modules["draft"], spec, answer)
-    observed = {"target": rows, "draft": draft_rows}
     return {name: plan_layers(found, observed[name]) for name, found in layers.items()}
 
 
@@ -54,7 +54,7 @@ def read_plans(path: Path, graphs: Mapping[str, ir.Model]) -> dict[str, Plan]:
                 f"--scales {path} is of another model: its {name} has {other and other[0]} where this one has "
                 f"{other and other[1]} (layer, outputs, inputs): leave --scales out to calibrate anew"
             )
-    return plans
+    return {name: plans[name] for name in graphs}
 
 
 def write_plans(path: Path, plans: Mapping[str, Plan]) -> None:

@@ -56,17 +56,17 @@ def export(
     draft: Annotated[str, typer.Option(help="EAGLE head: a directory or a Hub id.")],
     model: Annotated[str | None, typer.Option(help="Target: a Hugging Face directory, .gguf file or Hub id.")] = None,
     inspect: Annotated[bool, typer.Option("--inspect", help="Say what the head is and if it fits; no export.")] = False,
-    profiles: Annotated[str | None, typer.Option(help="Sizes of dynamic trees, rising.  [default: 4,8,16]")] = None,
+    profiles: Annotated[str | None, typer.Option(help="Sizes of dynamic trees, rising.", show_default="4,8,16")] = None,
     tree: Annotated[str, typer.Option(help="dynamic, static (EAGLE-1's 25 nodes), or a JSON file of paths.")] = DYNAMIC,
-    out: Annotated[Path | None, typer.Option(help="Bundle to write.  [default: MODEL-eagle]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Bundle to write.", show_default="MODEL-eagle")] = None,
     backend: Annotated[Backend, typer.Option(help="What will run the graphs.")] = Backend.ONNXRUNTIME,
     precision: Annotated[Precision, typer.Option(help="Of weights and arithmetic.")] = Precision.FP32,
-    head_precision: Annotated[Precision | None, typer.Option(help="Of the head.  [default: as --precision]")] = None,
+    head_precision: Annotated[Precision | None, typer.Option(help="The head's.", show_default="as --precision")] = None,
     calibration_data: Annotated[Path | None, typer.Option(help="Prompts (JSON Lines) to calibrate INT8 on.")] = None,
     scales: Annotated[Path | None, typer.Option(help="calibration.json of an earlier export to reuse.")] = None,
     kernels: Annotated[Kernels, typer.Option(help="native: the package's own; stock: ONNX Runtime's.")] = Kernels.AUTO,
-    capacity: Annotated[int | None, typer.Option(help="Tokens of context.  [default: 2048]")] = None,
-    prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens a pass.  [default: 256]")] = None,
+    capacity: Annotated[int | None, typer.Option(help="Tokens of context.", show_default="2048")] = None,
+    prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens a pass.", show_default="256")] = None,
     taps: Annotated[str | None, typer.Option(help="Hidden states that the head reads, as 2,15,27.")] = None,
     rope_theta: Annotated[float | None, typer.Option(help="Base of the head's rotary positions.")] = None,
     position_offset: Annotated[int | None, typer.Option(min=0, help="Position of the head's first row.")] = None,
@@ -86,6 +86,8 @@ def export(
     head_precision = precision if head_precision is None else head_precision
     if precision is head_precision is Precision.FP32 and (calibration_data is not None or scales is not None):
         raise EagleError("--calibration-data and --scales are of quantization: add --precision int8")
+    if calibration_data is not None and scales is not None:
+        raise EagleError("--scales reuses an earlier calibration, --calibration-data makes one: leave one out")
     console = Console(stderr=True)
     _quiet_libraries()
     try:

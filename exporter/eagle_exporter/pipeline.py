@@ -88,6 +88,7 @@ class ExportOptions:
 
 def export(options: ExportOptions, steps: Steps) -> Report:
     """Makes the bundle and returns its report. Raises EagleError; then nothing is left behind."""
+    kernels = choose_kernels(options.kernels, options.precisions().values())
     with staged(options.out) as directory:
         with steps("load and check"):
             model, draft = find_checkpoint(options.model, what="target"), find_checkpoint(options.draft, what="head")
@@ -96,7 +97,6 @@ def export(options: ExportOptions, steps: Steps) -> Report:
             graphs = _Graphs.of(target, head, top_k=max(profile.top_k for profile in options.profiles))
             limits = options.limits(int(target.config.max_position_embeddings))
             notes = settle(target.model, capacity=limits.capacity)
-            kernels = choose_kernels(options.kernels, options.precisions().values())
             tokenizer = save_tokenizer(target.tokenizer, directory)
             prompts = prompt_tokens(target.tokenizer, load_prompts(), longest=limits.capacity - CHECKED_TOKENS)
         steps.say(notes)
@@ -127,13 +127,13 @@ def export(options: ExportOptions, steps: Steps) -> Report:
         for index, engine in enumerate(engines):
             with steps(f"compare with torch ({engine.kernels} kernels)"):
                 parity[engine.kernels], exactness = _compare(directory, engine, graphs, head, prompts)
-            steps.check_parity(parity[engine.kernels], quantized=bool(plans))
+            steps.check_parity(parity[engine.kernels], quantized=plans)
             engines[index] = replace(engine, exactness=exactness)
             if "target" in plans and exactness.kind != "bitwise" and not options.allow_inexact:
                 raise EagleError(
                     f"in INT8 this model's trees are not exact: logits differ from plain decoding's by up to "
-                    f"{exactness.max_logit_difference:.2g}, since some products stay in float32 (experts, above all). "
-                    "Export with --precision fp32, or with --allow-inexact"
+                    f"{exactness.max_logit_difference:.2g}, since some products stay in float32: experts, or layers "
+                    "that calibration left there. Export with --precision fp32, or with --allow-inexact"
                 )
         quality = None
         if "target" in plans:

@@ -69,9 +69,10 @@ def _linear(node: ir.Node) -> Linear | None:
         if any(name in node.attributes and node.attributes[name].value != value for name, value in plain.items()):
             return None
         bias = node.inputs[2] if len(node.inputs) > 2 else None
-        if bias is not None and not is_constant(bias, rank=1):
-            return None
         transposed = "transB" in node.attributes and bool(node.attributes["transB"].value)
+        outputs = weight.const_value.shape[0 if transposed else 1]  # type: ignore[union-attr]
+        if bias is not None and not (is_constant(bias, rank=1) and bias.const_value.shape[0] == outputs):  # type: ignore[union-attr]
+            return None
         return Linear(nodes=(node,), x=x, y=node.outputs[0], weight=weight, rows_are_outputs=transposed, bias=bias)
     nodes: tuple[ir.Node, ...] = (node,)
     y, bias = node.outputs[0], None

@@ -5,6 +5,7 @@ It is built where there is a C++ compiler when the package is installed, and is 
 
 from __future__ import annotations
 
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 DOMAIN = "eagle.cpu"
@@ -12,4 +13,5 @@ DOMAIN = "eagle.cpu"
 
 def library_path() -> Path | None:
     """The built library, for `SessionOptions.register_custom_ops_library`; None where it was not built."""
-    return next(iter(sorted(Path(__file__).parent.glob("_eagle_ops*.so"))), None)
+    built = (Path(__file__).with_name(f"_eagle_ops{suffix}") for suffix in EXTENSION_SUFFIXES)  # of this Python
+    return next((path for path in built if path.is_file()), None)
