@@ -15,10 +15,11 @@ from transformers import LlamaForCausalLM
 from eagle_exporter.checkpoint import find_checkpoint
 from eagle_exporter.target import load_target
 from eagle_graphs import EagleError
+from tests.commands import train_tool
 from tests.conftest import ROOT
 from tools.train.answers import ANSWERS, Answer, AnswerFile, Dropped, loop_start, read_answers
 from tools.train.data import own_prompt_frame
-from tools.train.slots import Int8Linear, Slots
+from tools.train.slots import STRIDE, Int8Linear, Slots
 from tools.train.write import PASSES, Plan, draw, write
 
 SETTINGS = {"own_prompts": True, "seed": 0}
@@ -26,7 +27,7 @@ EOS = (1,)
 
 
 def _plan(prompts: tuple[tuple[int, ...], ...], closing: tuple[int, ...] = (), **more: float) -> Plan:
-    settings = {"answer_tokens": 70, "greedy": 1.0, "temperature": 1.0, "top_p": 0.9, "seed": 3, **more}
+    settings = {"answer_tokens": STRIDE + 8, "greedy": 1.0, "temperature": 1.0, "top_p": 0.9, "seed": 3, **more}
     return Plan(prompts=prompts, closing=closing, eos=EOS, **settings)  # type: ignore[arg-type]
 
 
@@ -41,30 +42,42 @@ def prompts() -> tuple[tuple[int, ...], ...]:
     return tuple((7, 8, *torch.randint(2, 320, (3 + 5 * (i % 4),), generator=random).tolist()) for i in range(23))
 
 
-def test_greedy_answers_are_those_of_transformers(tiny_target: Path, prompts: tuple[tuple[int, ...], ...]) -> None:
+def test_greedy_answers_are_those_of_transformers(
+    model: LlamaForCausalLM, tiny_target: Path, prompts: tuple[tuple[int, ...], ...]
+) -> None:
     """With fewer slots than prompts, groups of several sizes and more steps than a layout of the caches lasts."""
-    model = LlamaForCausalLM.from_pretrained(tiny_target).eval()
-    plan = _plan(prompts)
+    plan = _plan(prompts, cut_loops=False)
     found = {item.index: item for item in write(_slots(tiny_target, 18), plan, iter(range(len(prompts))))}
     assert sorted(found) == list(range(len(prompts)))
     for index, prompt in enumerate(prompts):
-        text = model.generate(torch.tensor([prompt]), max_new_tokens=70, do_sample=False, pad_token_id=0)[0].tolist()
         answer = found[index]
-        loop = loop_start(text[len(prompt) :])
-        if isinstance(answer, Answer):
-            assert list(answer.tokens) == text[: len(answer.tokens)]
-            assert answer.start == len(prompt)
-            assert len(answer.tokens) == len(text) or loop is not None
-        else:
-            assert loop is not None
+        assert isinstance(answer, Answer)
+        assert answer.tokens[: answer.start] == prompt
+        with torch.inference_mode():
+            logits = model(torch.tensor([answer.tokens[:-1]])).logits[0, answer.start - 1 :]
+        assert answer.answer == tuple(logits.argmax(-1).tolist())
+        assert len(answer.answer) == plan.answer_tokens or answer.answer[-1] in EOS
+        assert not {*EOS}.intersection(answer.answer[:-1])
+
+
+def test_an_answer_ends_where_it_begins_to_loop() -> None:
+    plan = _plan(((5, 6),), answer_tokens=70)
+    conversation, early = plan.conversation(0), plan.conversation(0)
+    assert conversation is not None
+    assert early is not None
+    written = [*range(20, 40), *[41, 42] * 20]
+    ends = [end for token in written if (end := conversation.append(token))]
+    assert ends[0] == Answer(index=0, tokens=(5, 6, *range(20, 40), 41, 42), start=2, greedy=True)
+    ends = [end for token in written[20:] if (end := early.append(token))]
+    assert ends[0] == Dropped(index=0, why="loop")
 
 
 def test_a_conversation_is_the_same_in_any_company(tiny_target: Path) -> None:
     """Its random numbers follow from its number: prompt and answer alike."""
     header, closing = own_prompt_frame(load_target(find_checkpoint(str(tiny_target), what="target")))
     plan = _plan((header,), closing, greedy=0.5)
-    alone = {item.index: item for item in write(_slots(tiny_target, 1), plan, iter([4, 9, 11]))}
-    together = {item.index: item for item in write(_slots(tiny_target, 20), plan, iter(range(24)))}
+    alone = {item.index: item for item in write(_slots(tiny_target, 1), plan, iter([4, 9]))}
+    together = {item.index: item for item in write(_slots(tiny_target, 18), plan, iter(range(20)))}
     assert alone == {index: together[index] for index in alone}
 
 
@@ -156,47 +169,26 @@ def test_a_killed_run_goes_on(tiny_target: Path, tmp_path: Path) -> None:
     """Killed with two workers at work: the second run writes what is missing, once, and ends with enough tokens."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"text": f"question number {i}"}) for i in range(400)))
-    command = [
-        sys.executable,
-        "-m",
-        "tools.train",
-        "data",
-        "--model",
-        str(tiny_target),
-        "--out",
-        str(tmp_path / "data"),
-    ]
-    command += [
-        "--prompts",
-        str(prompts),
-        "--tokens",
-        "6000",
-        "--answer-tokens",
-        "24",
-        "--slots",
-        "8",
-        "--workers",
-        "2",
-    ]
+    command = ["data", "--model", str(tiny_target), "--out", str(tmp_path / "data"), "--prompts", str(prompts)]
+    command += ["--tokens", "6000", "--answer-tokens", "24", "--slots", "8"]
     written = tmp_path / "data" / ANSWERS
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as run:
+    killed = [sys.executable, "-m", "tools.train", *command, "--workers", "2"]
+    with subprocess.Popen(killed, cwd=ROOT, stderr=subprocess.DEVNULL) as run:
         while not (written.exists() and len(written.read_bytes()) > 4000):
             assert run.poll() is None, "it ended before it could be killed"
             time.sleep(0.02)
         run.kill()
     before = len(read_answers(tmp_path / "data"))
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = train_tool(*command, "--workers", "1")  # with as many as one likes
+    assert done.status == 0, done.err
     answers = read_answers(tmp_path / "data")
     assert len(answers) > before
     assert sum(len(answer.answer) for answer in answers) >= 6000
-    lines = [json.loads(line)["index"] for line in written.read_text().splitlines()]
-    assert len(set(lines)) == len(lines)
+    numbers = [json.loads(line)["index"] for line in written.read_text().splitlines()]
+    assert len(set(numbers)) == len(numbers)
     assert len({answer.answer for answer in answers}) == len(answers)
-    # Each worker goes through its own numbers: what is missing is at most what was at work when the run ended.
-    for stripe in range(2):
-        own = sorted(index for index in lines if index % 2 == stripe)
-        assert len(set(range(stripe, own[-1], 2)) - set(own)) <= 8
+    # What is missing is at most what was at work when the second run ended: the first one's gaps are filled.
+    assert len(set(range(numbers[-1])) - set(numbers)) <= 8
 
 
 def _answer(index: int, token: int) -> Answer:

@@ -21,7 +21,7 @@ from eagle_exporter.pipeline import head_module
 from eagle_exporter.target import load_target
 from eagle_graphs import EagleError, Profile, static_profile
 from eagle_runtime import Session
-from tests.conftest import export
+from tests.commands import eagle_export
 from tests.overfit import calibration_answers
 from tests.tools.training import FAST, TAPS, write_data
 from tools.train.evaluate import CHAIN, EvalOptions, evaluate
@@ -104,8 +104,9 @@ def test_replayed_trees_agree_with_each_other_and_need_the_right_features(
 
 def test_the_bundle_accepts_what_was_replayed(trained: Trained, tmp_path: Path) -> None:
     """Evaluation, export, run: the same accepted lengths, to the round."""
-    sizes = ("--capacity", "400", "--prefill-chunk", "32", "--profiles", "4,12")
-    export(trained.target, trained.options.out, tmp_path / "bundle", *sizes)
+    arguments = ("--model", trained.target, "--draft", trained.options.out, "--out", tmp_path / "bundle")
+    outcome = eagle_export(*arguments, "--capacity", 400, "--prefill-chunk", 32, "--profiles", "4,12")
+    assert outcome.status == 0, outcome.err
     prompts = _prompts_file(tmp_path / "prompts.jsonl")
     options = EvalOptions(
         head=str(trained.options.out),

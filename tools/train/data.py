@@ -148,6 +148,7 @@ def _received(receivers: list[Connection]) -> Items:
 def _work(options: DataOptions, stripe: int, done: set[int], sender: Connection) -> None:
     """A worker process. It ends when it is told to, or when nobody reads what it sends."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.workers))
     try:
         for item in _write(options, stripe, done):
             sender.send((ITEM, item))
@@ -160,7 +161,6 @@ def _work(options: DataOptions, stripe: int, done: set[int], sender: Connection)
 
 def _write(options: DataOptions, stripe: int, done: set[int]) -> Items:
     """The conversations of one worker: every so-manieth number that is not done."""
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.workers))
     target = load_target(find_checkpoint(options.model, what="target"))
     plan = _plan(options, target)
     slots = Slots(target, slots=options.slots, precision=options.precision, device=options.device)
