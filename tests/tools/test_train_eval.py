@@ -60,6 +60,7 @@ def trained(model: LlamaForCausalLM, tiny_target: Path, tmp_path_factory: pytest
         draft_vocab=WIDE,
         taps=TAPS,
         init_from_target_layer=False,
+        known=None,
         device="cpu",
         training=replace(FAST, tokens=15000),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,21 @@ from tests.models import HIDDEN, LAYERS, VOCAB, write_tiny_model
 from tests.tools.training import TAPS, answers_of, batch_of, cached, head_for, write_data
 from tools.train.ablations import VARIANTS
 from tools.train.answers import HELD_OUT, Answer
+from tools.train.known import load_weights, shape_from_spec
 from tools.train.model import Eagle1, Eagle3, Kind
 from tools.train.objective import tapped_for
 from tools.train.plots import plot_calibration, plot_training
-from tools.train.start import Coverage, new_head, shape_from_target, tap_scale, write_head
+from tools.train.start import covered, most_frequent, new_head, shape_from_target, tap_scale, write_head
 from tools.train.unroll import unroll
 
 
 def test_the_draft_vocabulary_is_the_most_frequent_answer_tokens() -> None:
     trained = Answer(index=1, tokens=(9, 9, 9, 5, 5, 5, 3, 3, 2), start=3, greedy=True)  # the prompt does not count
     held_out = Answer(index=HELD_OUT, tokens=(9, 2, 5, 5, 7), start=1, greedy=True)
-    coverage = Coverage.of([trained, held_out], size=2, vocab=10)
-    assert coverage.ids.tolist() == [3, 5]
-    assert (coverage.trained, coverage.held_out) == (5 / 6, 2 / 4)
-    assert Coverage.of([trained], size=5, vocab=10).ids.tolist() == [0, 1, 2, 3, 5]
+    ids = most_frequent([trained, held_out], size=2, vocab=10)
+    assert ids.tolist() == [3, 5]
+    assert covered([trained, held_out], ids) == (5 / 6, 2 / 4)
+    assert most_frequent([trained], size=5, vocab=10).tolist() == [0, 1, 2, 3, 5]
 
 
 @pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
@@ -87,6 +89,32 @@ def test_a_head_can_begin_with_the_target_s_last_layer(model: LlamaForCausalLM, 
     shape = shape_from_target("eagle1", other.config, 16, draft_vocab=VOCAB, taps=None)
     with pytest.raises(EagleError, match=r"have no self_attn\.q_proj\.weight"):
         new_head(shape, other, torch.arange(VOCAB), tap_scale=torch.ones(1), seed=0, from_target_layer=True)
+
+
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
+def test_training_goes_on_from_a_head_that_is_there(
+    model: LlamaForCausalLM, tiny_target: Path, tmp_path: Path, kind: Kind
+) -> None:
+    """Sizes, vocabulary and weights are the head's, up to the half precision of the checkpoint."""
+    head = head_for(model, answers_of(model, 1), kind)
+    write_head(head, tmp_path)
+    config = load_target(find_checkpoint(str(tiny_target), what="target")).config
+    known = load_head(find_checkpoint(str(tmp_path), what="head"), config)
+    shape = shape_from_spec(known.spec, VOCAB)
+    assert shape == head.shape
+    scale = torch.full((len(shape.taps) * HIDDEN,), 3.0)
+    other = new_head(shape, model, known.draft_to_target, tap_scale=scale, seed=5)
+    load_weights(other, known)
+    assert torch.equal(other.draft_ids, head.draft_ids)
+    tapped, tokens = torch.randn(1, 3, len(shape.taps), HIDDEN), torch.arange(3)[None]
+    for one, two in zip(*(each.attention_input(tokens, each.fuse(tapped)) for each in (other, head)), strict=True):
+        torch.testing.assert_close(one, two, atol=5e-3, rtol=5e-3)
+    torch.testing.assert_close(other.output_weight, head.output_weight, atol=1e-3, rtol=1e-3)
+    with pytest.raises(EagleError, match="--from: the head has fc_norm, 2 layers"):
+        shape_from_spec(replace(known.spec, fc_norm=True, layers=2), VOCAB)
+    known.tensors["extra"] = torch.ones(1)
+    with pytest.raises(EagleError, match="--from: the head has extra"):
+        load_weights(other, known)
 
 
 def test_a_head_without_an_input_never_gets_to_know_it(model: LlamaForCausalLM) -> None:

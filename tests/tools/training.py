@@ -16,7 +16,7 @@ from tools.train.batches import Batch, make_batch
 from tools.train.features import FeatureCache
 from tools.train.model import DraftHead, Eagle3, Kind
 from tools.train.options import Options
-from tools.train.start import Coverage, new_head, shape_from_target
+from tools.train.start import most_frequent, new_head, shape_from_target
 
 HEAD_DIM = 16
 TAPS = (1, 3, 5)
@@ -57,7 +57,7 @@ def write_data(directory: Path, target: Path, texts: Sequence[Sequence[int]], *,
 def head_for(model: LlamaForCausalLM, answers: Sequence[Answer], kind: Kind, **more: bool) -> DraftHead:
     """A new head; an EAGLE-3 head can say some of the tokens only."""
     shape = shape_from_target(kind, model.config, HEAD_DIM, draft_vocab=DRAFT_VOCAB, taps=TAPS)
-    ids = Coverage.of(answers, size=shape.draft_vocab, vocab=VOCAB).ids
+    ids = most_frequent(answers, size=shape.draft_vocab, vocab=VOCAB)
     scale = 0.5 + torch.rand(len(TAPS) * HIDDEN, generator=torch.Generator().manual_seed(0))
     return new_head(shape, model, ids, tap_scale=scale, seed=0, **more)
 

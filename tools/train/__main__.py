@@ -103,6 +103,9 @@ def head(
     init_from_target_layer: Annotated[
         bool, typer.Option("--init-from-target-layer", help="Begin with the target's last layer.")
     ] = False,
+    known: Annotated[
+        str | None, typer.Option("--from", help="Go on from this head, with its kind, taps and vocabulary.")
+    ] = None,
     unroll: Unroll = 5,
     ramp: Annotated[float, typer.Option(help="Share of the run in which the steps rise from one.")] = 0.4,
     decay: Annotated[float, typer.Option(help="Weight of a step against the one before.")] = 1.0,
@@ -152,6 +155,7 @@ def head(
         draft_vocab=draft_vocab,
         taps=_numbers(taps),
         init_from_target_layer=init_from_target_layer,
+        known=known,
         device=device,
         training=training,
     )
@@ -225,6 +229,7 @@ def ablations(
         draft_vocab=draft_vocab,
         taps=None,
         init_from_target_layer=False,
+        known=None,
         device=device,
         training=training,
     )

@@ -11,15 +11,17 @@ import torch
 from rich.console import Console
 
 from eagle_exporter.checkpoint import find_checkpoint
+from eagle_exporter.heads import load_head
 from eagle_exporter.target import Target, load_target
 from tools.train.answers import Answer, read_answers, read_settings
 from tools.train.features import FeatureCache
+from tools.train.known import load_weights, shape_from_spec
 from tools.train.loop import Point, Trainer
 from tools.train.model import DraftHead, Kind
 from tools.train.options import Options
 from tools.train.plots import plot_training
 from tools.train.progress import token_progress
-from tools.train.start import Coverage, new_head, shape_from_target, tap_scale, write_head
+from tools.train.start import covered, most_frequent, new_head, shape_from_target, tap_scale, write_head
 from tools.train.state import load_state, save_state
 
 STATE, HISTORY, CURVES = "state.pt", "history.json", "curves.png"
@@ -38,6 +40,8 @@ class HeadOptions:
     draft_vocab: int
     taps: tuple[int, ...] | None
     init_from_target_layer: bool
+    known: str | None
+    """A head to go on from, which settles kind, draft_vocab and taps."""
     device: str
     training: Options
     token: bool = True
@@ -49,14 +53,20 @@ def train_head(options: HeadOptions, console: Console) -> list[dict[str, Any]]:
     """Trains to the end, or goes on with what was begun; returns the run's history."""
     answers = read_answers(options.data)
     target = load_target(find_checkpoint(options.model or read_settings(options.data)["model"], what="target"))
-    shape = shape_from_target(
-        options.kind, target.config, target.kv.head_dim, draft_vocab=options.draft_vocab, taps=options.taps
-    )
-    coverage = Coverage.of(answers, size=shape.draft_vocab, vocab=shape.vocab)
-    if options.kind == "eagle3":
+    known = load_head(find_checkpoint(options.known, what="head"), target.config) if options.known else None
+    if known is not None:
+        shape = shape_from_spec(known.spec, int(target.config.vocab_size))
+        ids = known.draft_to_target
+    else:
+        shape = shape_from_target(
+            options.kind, target.config, target.kv.head_dim, draft_vocab=options.draft_vocab, taps=options.taps
+        )
+        ids = most_frequent(answers, size=shape.draft_vocab, vocab=shape.vocab)
+    if shape.kind == "eagle3":
+        trained, held_out = covered(answers, ids)
         console.print(
-            f"draft vocabulary: {shape.draft_vocab:,} of {shape.vocab:,} tokens, {coverage.trained:.2%} of the answers "
-            f"and {coverage.held_out:.2%} of the held-out ones",
+            f"draft vocabulary: {shape.draft_vocab:,} of {shape.vocab:,} tokens, {trained:.2%} of the answers and "
+            f"{held_out:.2%} of the held-out ones",
             highlight=False,
         )
     lm_head = target.model.get_output_embeddings().weight.detach()
@@ -64,13 +74,15 @@ def train_head(options: HeadOptions, console: Console) -> list[dict[str, Any]]:
     head = new_head(
         shape,
         target.model,
-        coverage.ids,
+        ids,
         tap_scale=tap_scale(answers, features),
         seed=options.training.seed,
         from_target_layer=options.init_from_target_layer,
         token=options.token,
         feature=options.feature,
     )
+    if known is not None:
+        load_weights(head, known)
     trainer = Trainer(head, answers, features, lm_head, options.training, device=options.device)
     del target
     _train(trainer, _settings(options, answers, head), options.out, console)
@@ -105,6 +117,7 @@ def _settings(options: HeadOptions, answers: list[Answer], head: DraftHead) -> d
         **asdict(head.shape),
         "conversations": len(answers),
         "init_from_target_layer": options.init_from_target_layer,
+        "from": options.known,
         "token": options.token,
         "feature": options.feature,
     }

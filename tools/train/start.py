@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,29 +57,20 @@ def shape_from_target(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coverage:
-    """A draft vocabulary: the most frequent tokens, and the share of answer tokens that it covers."""
-
-    ids: torch.Tensor
-    """[W] the target's ids, rising."""
-    trained: float
-    held_out: float
-
-    @classmethod
-    def of(cls, answers: Sequence[Answer], *, size: int, vocab: int) -> Coverage:
-        """The `size` most frequent answer tokens of what is trained on; a tie, and what is left, by lower id."""
-        counts = Counter[int]()
-        for answer in answers:
-            if not answer.held_out:
-                counts.update(answer.answer)
-        chosen = sorted(sorted(range(vocab), key=lambda token: (-counts[token], token))[:size])
-        held = Counter(token for answer in answers if answer.held_out for token in answer.answer)
-        return cls(ids=torch.tensor(chosen), trained=_share(counts, chosen), held_out=_share(held, chosen))
+def most_frequent(answers: Sequence[Answer], *, size: int, vocab: int) -> torch.Tensor:
+    """[size] the most frequent answer tokens of what is trained on, rising; a tie, and what is left, by lower id."""
+    counts = Counter(token for answer in answers if not answer.held_out for token in answer.answer)
+    return torch.tensor(sorted(sorted(range(vocab), key=lambda token: (-counts[token], token))[:size]))
 
 
-def _share(counts: Counter[int], chosen: Iterable[int]) -> float:
-    return sum(counts[token] for token in chosen) / max(1, counts.total())
+def covered(answers: Sequence[Answer], ids: torch.Tensor) -> tuple[float, float]:
+    """The share of answer tokens that a vocabulary has: of what is trained on, and of what is held out."""
+    known = set(ids.tolist())
+    said: list[list[bool]] = [[], []]
+    for answer in answers:
+        said[answer.held_out] += [token in known for token in answer.answer]
+    trained, held_out = (sum(part) / max(1, len(part)) for part in said)
+    return trained, held_out
 
 
 def new_head(
