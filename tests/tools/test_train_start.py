@@ -21,6 +21,7 @@ from tests.models import HIDDEN, LAYERS, VOCAB, write_tiny_model
 from tests.tools.training import TAPS, answers_of, batch_of, cached, head_for, write_data
 from tools.train.ablations import VARIANTS
 from tools.train.answers import HELD_OUT, Answer
+from tools.train.features import FreshFeatures
 from tools.train.known import load_weights, shape_from_spec
 from tools.train.model import Eagle1, Eagle3, Kind
 from tools.train.objective import tapped_for
@@ -133,8 +134,19 @@ def test_tapped_channels_are_brought_to_one_scale(model: LlamaForCausalLM, tmp_p
     answers = answers_of(model, 3)
     features = cached(tmp_path, model, answers, "eagle3")
     scale = tap_scale(answers, features)
-    states = torch.cat([features[number][answer.start :, :-1] for number, answer in enumerate(answers)]).float()
+    parts = zip(features.of(range(3)), answers, strict=True)
+    states = torch.cat([own[answer.start :, :-1] for own, answer in parts]).float()
     torch.testing.assert_close((states.flatten(1) * scale).square().mean(0), torch.ones(len(scale)))
+
+
+def test_features_are_the_same_from_the_file_and_anew(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    answers = answers_of(model, 4)
+    fresh = FreshFeatures(model, answers, TAPS, bf16=False)
+    kept = cached(tmp_path, model, answers, "eagle3")
+    assert fresh.row == kept.row
+    for one, other, number in zip(fresh.of([3, 1]), kept.of([3, 1]), (3, 1), strict=True):
+        assert len(one) == len(answers[number].tokens)
+        torch.testing.assert_close(one, other, atol=0, rtol=0.01)  # other rows share its pass
 
 
 def test_ablations_train_each_variant_on_as_many_tokens(

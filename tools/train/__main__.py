@@ -46,6 +46,7 @@ Batch = Annotated[int, typer.Option(min=1, help="Answer tokens of a batch, paddi
 DraftVocab = Annotated[int, typer.Option(min=1, help="Tokens that an EAGLE-3 head can say: the most frequent ones.")]
 Labels = Annotated[LabelKind, typer.Option(help="The target's distribution, or the data's token.")]
 Bf16 = Annotated[bool, typer.Option("--bf16/--fp32", help="Products in bfloat16.")]
+Cache = Annotated[bool, typer.Option(help="Keep the target's hidden states on disk, for more passes and heads.")]
 Seed = Annotated[int, typer.Option(help="Of weights, order and noise.")]
 Unroll = Annotated[int, typer.Option(help="Steps of EAGLE-3's training-time test.")]
 Lr = Annotated[float, typer.Option(help="Largest learning rate.")]
@@ -118,6 +119,7 @@ def head(
     weight_decay: float = 0.01,
     clip: Annotated[float, typer.Option(help="Largest norm of the gradient.")] = 1.0,
     bf16: Bf16 = True,
+    cache: Cache = True,
     device: Device = "cpu",
     threads: Annotated[int | None, typer.Option(min=1)] = None,
     seed: Seed = 0,
@@ -156,6 +158,7 @@ def head(
         taps=_numbers(taps),
         init_from_target_layer=init_from_target_layer,
         known=known,
+        cache=cache,
         device=device,
         training=training,
     )
@@ -203,6 +206,7 @@ def ablations(
     batch: Batch = 2048,
     lr: Lr = 1e-3,
     bf16: Bf16 = True,
+    cache: Cache = True,
     device: Device = "cpu",
     seed: Seed = 0,
 ) -> None:
@@ -230,6 +234,7 @@ def ablations(
         taps=None,
         init_from_target_layer=False,
         known=None,
+        cache=cache,
         device=device,
         training=training,
     )

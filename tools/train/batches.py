@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from tools.train.answers import Answer
-from tools.train.features import FeatureCache
+from tools.train.features import Features
 
 SORTED = 1024
 """Conversations among which batches are made of those of like length."""
@@ -70,7 +70,7 @@ def order(answers: Sequence[Answer], numbers: Sequence[int], *, rows: int, seed:
 
 
 def make_batch(
-    answers: Sequence[Answer], numbers: Sequence[int], features: FeatureCache, *, steps: int, device: str
+    answers: Sequence[Answer], numbers: Sequence[int], features: Features, *, steps: int, device: str
 ) -> Batch:
     """The conversations of these numbers. steps: of the training-time test, for which tokens must reach."""
     chosen = [answers[number] for number in numbers]
@@ -80,10 +80,10 @@ def make_batch(
     tokens = torch.zeros(len(chosen), width, dtype=torch.int64)
     states = torch.zeros(len(chosen), width, *features.row, dtype=torch.bfloat16)
     pad = torch.tensor([prompt + 1 - answer.start for answer in chosen])
-    for place, (number, answer) in enumerate(zip(numbers, chosen, strict=True)):
+    for place, (answer, own) in enumerate(zip(chosen, features.of(numbers), strict=True)):
         columns = slice(int(pad[place]), int(pad[place]) + len(answer.tokens))
         tokens[place, columns] = torch.tensor(answer.tokens)
-        states[place, columns] = features[number]
+        states[place, columns] = own
     ends = pad + torch.tensor([len(answer.tokens) for answer in chosen])
     return Batch(
         tokens=tokens.to(device),

@@ -1,9 +1,10 @@
-"""The target's hidden states over the data, computed once and kept on disk in bfloat16.
+"""The target's hidden states over the data, in bfloat16: computed once and kept on disk, or for every batch anew.
 
 A pass of the target costs about as much as one of the five steps that train on it, so a second pass over the data, or
-an ablation, should not pay for it again. One flat file holds, conversation after conversation, a row for each
-token: the tapped hidden states and then the last one, which the LM head reads and from which EAGLE-1's features
-and the target's own distributions come. It grows with the data; what was computed stays.
+an ablation, should not pay for it again; of tens of millions of tokens no disk has room for them. One flat file holds,
+conversation after conversation, a row for each token: the tapped hidden states and then the last one, which the LM head
+reads and from which EAGLE-1's features and the target's own distributions come. It grows with the data; what was
+computed stays.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,8 +25,31 @@ SORTED = 256
 PASS_TOKENS = 4096
 
 
+class Features(Protocol):
+    """Where a batch's hidden states come from."""
+
+    row: tuple[int, int]
+    """(taps + 1, h)"""
+
+    def of(self, numbers: Sequence[int]) -> list[torch.Tensor]:
+        """[length, taps + 1, h] of each of these conversations, on the CPU."""
+        ...
+
+
+class FreshFeatures:
+    """Computed when they are asked for."""
+
+    def __init__(self, model: PreTrainedModel, answers: Sequence[Answer], taps: Sequence[int], *, bf16: bool) -> None:
+        self.row = (len(taps) + 1, int(model.base_model.config.hidden_size))
+        self._model, self._answers, self._taps, self._bf16 = model, answers, tuple(taps), bf16
+
+    def of(self, numbers: Sequence[int]) -> list[torch.Tensor]:
+        with torch.autocast(self._model.device.type, torch.bfloat16, enabled=self._bf16):
+            return hidden_states(self._model, [self._answers[number].tokens for number in numbers], self._taps)
+
+
 class FeatureCache:
-    """Hidden states [length, taps + 1, h] of each conversation, read from the file as they are asked for."""
+    """Read from the file."""
 
     def __init__(self, directory: Path, answers: Sequence[Answer], taps: Sequence[int], hidden: int) -> None:
         self.path = directory / f"features-{'-'.join(map(str, taps))}.bf16"
@@ -54,11 +78,11 @@ class FeatureCache:
                 progress(sum(len(answer.tokens) for answer in part))
         self._map = None
 
-    def __getitem__(self, number: int) -> torch.Tensor:
+    def of(self, numbers: Sequence[int]) -> list[torch.Tensor]:
         if self._map is None:
             self._map = np.memmap(self.path, np.int16, mode="r").reshape(-1, *self.row)
-        rows = self._map[self._starts[number] : self._starts[number + 1]]
-        return torch.from_numpy(np.array(rows)).view(torch.bfloat16)
+        parts = [self._map[self._starts[number] : self._starts[number + 1]] for number in numbers]
+        return [torch.from_numpy(np.array(part)).view(torch.bfloat16) for part in parts]
 
 
 @torch.inference_mode()

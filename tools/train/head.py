@@ -14,7 +14,7 @@ from eagle_exporter.checkpoint import find_checkpoint
 from eagle_exporter.heads import load_head
 from eagle_exporter.target import Target, load_target
 from tools.train.answers import Answer, read_answers, read_settings
-from tools.train.features import FeatureCache
+from tools.train.features import FeatureCache, Features, FreshFeatures
 from tools.train.known import load_weights, shape_from_spec
 from tools.train.loop import Point, Trainer
 from tools.train.model import DraftHead, Kind
@@ -42,6 +42,8 @@ class HeadOptions:
     init_from_target_layer: bool
     known: str | None
     """A head to go on from, which settles kind, draft_vocab and taps."""
+    cache: bool
+    """Whether the target's hidden states are kept on disk."""
     device: str
     training: Options
     token: bool = True
@@ -70,7 +72,7 @@ def train_head(options: HeadOptions, console: Console) -> list[dict[str, Any]]:
             highlight=False,
         )
     lm_head = target.model.get_output_embeddings().weight.detach()
-    features = _cached_features(target, answers, shape.taps, options, console)
+    features = _features(target, answers, shape.taps, options, console)
     head = new_head(
         shape,
         target.model,
@@ -89,14 +91,17 @@ def train_head(options: HeadOptions, console: Console) -> list[dict[str, Any]]:
     return trainer.run.history
 
 
-def _cached_features(
+def _features(
     target: Target, answers: list[Answer], taps: tuple[int, ...], options: HeadOptions, console: Console
-) -> FeatureCache:
+) -> Features:
+    model = target.model.to(options.device)
+    model.set_attn_implementation(SDPA)
+    bf16 = options.training.bf16
+    if not options.cache:
+        return FreshFeatures(model, answers, taps, bf16=bf16)
     cache = FeatureCache(options.data, answers, taps, int(target.config.hidden_size))
     done = cache.done
     if done < len(answers):
-        model = target.model.to(options.device)
-        model.set_attn_implementation(SDPA)
         total = sum(len(answer.tokens) for answer in answers)
         so_far = sum(len(answer.tokens) for answer in answers[:done])
         with token_progress(console, "features", total, so_far) as moved:
@@ -106,7 +111,7 @@ def _cached_features(
                 so_far += tokens
                 moved(so_far)
 
-            with torch.autocast(model.device.type, torch.bfloat16, enabled=options.training.bf16):
+            with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
                 cache.fill(model, more)
     return cache
 
@@ -118,6 +123,7 @@ def _settings(options: HeadOptions, answers: list[Answer], head: DraftHead) -> d
         "conversations": len(answers),
         "init_from_target_layer": options.init_from_target_layer,
         "from": options.known,
+        "cache": options.cache,
         "token": options.token,
         "feature": options.feature,
     }

@@ -15,7 +15,7 @@ import torch
 from eagle_graphs import EagleError
 from tools.train.answers import Answer
 from tools.train.batches import make_batch, order, usable
-from tools.train.features import FeatureCache
+from tools.train.features import Features
 from tools.train.held_out import DEPTH, HeldOut, held_out
 from tools.train.model import DraftHead
 from tools.train.objective import Objective
@@ -78,7 +78,7 @@ class Trainer:
         self,
         head: DraftHead,
         answers: Sequence[Answer],
-        features: FeatureCache,
+        features: Features,
         lm_head: torch.Tensor,
         options: Options,
         *,

@@ -16,7 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from eagle_exporter.heads.spec import TargetShape
 from eagle_graphs import EagleError
 from tools.train.answers import Answer
-from tools.train.features import FeatureCache
+from tools.train.features import Features
 from tools.train.model import DraftHead, Eagle1, Eagle3, Kind, Shape
 
 ROPE_THETA = 10000.0
@@ -151,12 +151,13 @@ def _copy_layer(head: DraftHead, target: PreTrainedModel) -> None:
     fc[:, -hidden:] += torch.diag(1 / scale)
 
 
-def tap_scale(answers: Sequence[Answer], features: FeatureCache) -> torch.Tensor:
+def tap_scale(answers: Sequence[Answer], features: Features) -> torch.Tensor:
     """[taps * h] one over the root mean square of each tapped channel, over some answers' tokens.
 
     Prompts are left out: what a text begins with often has hidden states a hundred times larger than all others.
     """
-    states = [features[number][answers[number].start :, :-1] for number in range(min(len(answers), SAMPLE))]
+    sample = features.of(range(min(len(answers), SAMPLE)))
+    states = [own[answer.start :, :-1] for own, answer in zip(sample, answers, strict=False)]
     return torch.cat(states).float().square().mean(dim=0).clamp(min=1e-6).rsqrt().flatten()
 
 
