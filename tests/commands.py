@@ -1,4 +1,4 @@
-"""Both commands, run inside the test's process: what they print and how they end."""
+"""The commands, run inside the test's process: what they print and how they end."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 import eagle_exporter.cli
 import eagle_runtime.cli
+import tools.train.__main__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,12 @@ def eagle_export(*arguments: object) -> Outcome:
 def eagle_run(*arguments: object, stdin: str | bytes = b"") -> Outcome:
     """Runs eagle-run."""
     return _run(eagle_runtime.cli.main, "eagle-run", arguments, stdin.encode() if isinstance(stdin, str) else stdin)
+
+
+def train_tool(*arguments: object) -> Outcome:
+    """Runs python -m tools.train."""
+    disable_progress_bar()
+    return _run(tools.train.__main__.main, "train", arguments, b"")
 
 
 def assert_refused(outcome: Outcome, *words: str) -> None:

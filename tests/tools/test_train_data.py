@@ -1,0 +1,195 @@
+"""The data set: many conversations at once are what each is alone; a killed run goes on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from eagle_exporter.checkpoint import find_checkpoint
+from eagle_exporter.target import load_target
+from eagle_graphs import EagleError
+from tests.commands import train_tool
+from tests.conftest import ROOT
+from tools.train.answers import ANSWERS, Answer, AnswerFile, Dropped, loop_start, read_answers
+from tools.train.data import own_prompt_frame
+from tools.train.slots import STRIDE, Int8Linear, Slots
+from tools.train.write import PASSES, Plan, draw, write
+
+SETTINGS = {"own_prompts": True, "seed": 0}
+EOS = (1,)
+
+
+def _plan(prompts: tuple[tuple[int, ...], ...], closing: tuple[int, ...] = (), **more: float) -> Plan:
+    settings = {"answer_tokens": STRIDE + 8, "greedy": 1.0, "temperature": 1.0, "top_p": 0.9, "seed": 3, **more}
+    return Plan(prompts=prompts, closing=closing, eos=EOS, **settings)  # type: ignore[arg-type]
+
+
+def _slots(directory: Path, slots: int, precision: str = "fp32") -> Slots:
+    target = load_target(find_checkpoint(str(directory), what="target"))
+    return Slots(target, slots=slots, precision=precision)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def prompts() -> tuple[tuple[int, ...], ...]:
+    random = torch.Generator().manual_seed(0)
+    return tuple((7, 8, *torch.randint(2, 320, (3 + 5 * (i % 4),), generator=random).tolist()) for i in range(23))
+
+
+def test_greedy_answers_are_those_of_transformers(
+    model: LlamaForCausalLM, tiny_target: Path, prompts: tuple[tuple[int, ...], ...]
+) -> None:
+    """With fewer slots than prompts, groups of several sizes and more steps than a layout of the caches lasts."""
+    plan = _plan(prompts, cut_loops=False)
+    found = {item.index: item for item in write(_slots(tiny_target, 18), plan, iter(range(len(prompts))))}
+    assert sorted(found) == list(range(len(prompts)))
+    for index, prompt in enumerate(prompts):
+        answer = found[index]
+        assert isinstance(answer, Answer)
+        assert answer.tokens[: answer.start] == prompt
+        with torch.inference_mode():
+            logits = model(torch.tensor([answer.tokens[:-1]])).logits[0, answer.start - 1 :]
+        assert answer.answer == tuple(logits.argmax(-1).tolist())
+        assert len(answer.answer) == plan.answer_tokens or answer.answer[-1] in EOS
+        assert not {*EOS}.intersection(answer.answer[:-1])
+
+
+def test_an_answer_ends_where_it_begins_to_loop() -> None:
+    plan = _plan(((5, 6),), answer_tokens=70)
+    conversation, early = plan.conversation(0), plan.conversation(0)
+    assert conversation is not None
+    assert early is not None
+    written = [*range(20, 40), *[41, 42] * 20]
+    ends = [end for token in written if (end := conversation.append(token))]
+    assert ends[0] == Answer(index=0, tokens=(5, 6, *range(20, 40), 41, 42), start=2, greedy=True)
+    ends = [end for token in written[20:] if (end := early.append(token))]
+    assert ends[0] == Dropped(index=0, why="loop")
+
+
+def test_a_conversation_is_the_same_in_any_company(tiny_target: Path) -> None:
+    """Its random numbers follow from its number: prompt and answer alike."""
+    header, closing = own_prompt_frame(load_target(find_checkpoint(str(tiny_target), what="target")))
+    plan = _plan((header,), closing, greedy=0.5)
+    alone = {item.index: item for item in write(_slots(tiny_target, 1), plan, iter([4, 9]))}
+    together = {item.index: item for item in write(_slots(tiny_target, 18), plan, iter(range(20)))}
+    assert alone == {index: together[index] for index in alone}
+
+
+def test_a_written_prompt_ends_where_the_template_does() -> None:
+    plan = _plan(((5, 6, 7),), closing=(9, 4, 4), greedy=0.0)
+    conversation = plan.conversation(0)
+    assert conversation is not None
+    for token in (20, 21, 22, 23):
+        assert conversation.append(token) is None
+        assert conversation.temperature == 1.0
+    assert conversation.append(9) is None
+    assert conversation.tokens == [5, 6, 7, 20, 21, 22, 23, 9, 4, 4]
+    assert conversation.append(30) is None
+    end = conversation.append(EOS[0])
+    assert end == Answer(index=0, tokens=(5, 6, 7, 20, 21, 22, 23, 9, 4, 4, 30, 1), start=10, greedy=False)
+
+
+def test_given_prompts_are_greedy_once_and_end() -> None:
+    plan = _plan(((5, 6), (5, 7, 8)))
+    assert plan.shared == 1
+    first, second, last = plan.conversation(1), plan.conversation(3), plan.conversation(2 * PASSES)
+    assert first is not None
+    assert second is not None
+    assert (first.tokens, first.greedy) == ([5, 7, 8], True)
+    assert (second.tokens, second.greedy) == ([5, 7, 8], False)
+    assert last is None
+
+
+def test_draws_follow_the_nucleus() -> None:
+    """Probabilities .5, .3, .15, .05: a nucleus of .9 is the first three."""
+    logits = torch.tensor([[0.05, 0.5, 0.15, 0.3]]).log().repeat(1000, 1)
+    uniforms = ((torch.arange(1000) + 0.5) / 1000).tolist()
+    tokens = draw(logits, [1.0] * 1000, uniforms, 0.9).bincount(minlength=4) / 1000
+    torch.testing.assert_close(tokens, torch.tensor([0.0, 0.5, 0.15, 0.3]) / 0.95, atol=2e-3, rtol=0)
+    assert draw(logits, [0.0] * 1000, uniforms, 0.9).unique().tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (list(range(60)), None),
+        ([1, 2, 3] + [4] * 24, None),
+        ([1, 2, 3] + [4] * 25, 4),
+        ([1, 2, 3] + [4, 5] * 13, 5),
+        ([9] + list(range(20)) * 3, 21),
+        (list(range(20)) * 2, None),
+    ],
+)
+def test_a_loop_is_a_tail_that_repeats(tokens: list[int], expected: int | None) -> None:
+    assert loop_start(tokens) == expected
+
+
+def test_8_bit_products_are_close() -> None:
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(64, 48)
+    x = torch.randn(2, 5, 64) * torch.logspace(-3, 3, 5)[:, None]  # each row has its own scale
+    error = (Int8Linear(linear)(x) - linear(x)).norm(dim=-1) / linear(x).norm(dim=-1)
+    assert error.max() < 0.02
+
+
+def test_an_unfinished_line_is_cut_and_written_again(tmp_path: Path) -> None:
+    file = AnswerFile(tmp_path, SETTINGS)
+    file.add(_answer(0, 5))
+    file.add(Dropped(index=1, why="loop"))
+    file.close()
+    with (tmp_path / ANSWERS).open("a") as appended:
+        appended.write('{"index":2,"start":2,"gre')
+    file = AnswerFile(tmp_path, SETTINGS)
+    assert (file.done, file.tokens, file.dropped["loop"]) == ({0, 1}, 3, 1)
+    file.add(_answer(2, 6))
+    file.add(_answer(0, 5))  # is there
+    file.add(_answer(3, 6))  # says what 2 says
+    file.close()
+    assert [answer.index for answer in read_answers(tmp_path)] == [0, 2]
+    assert file.dropped["duplicate"] == 1
+
+
+def test_other_settings_are_refused(tmp_path: Path) -> None:
+    AnswerFile(tmp_path, SETTINGS).close()
+    with pytest.raises(EagleError, match="was begun with seed 0, and this run has 1"):
+        AnswerFile(tmp_path, SETTINGS | {"seed": 1})
+    with pytest.raises(EagleError, match="no answers yet"):
+        read_answers(tmp_path)
+    with pytest.raises(EagleError, match=r"no answers\.jsonl"):
+        read_answers(tmp_path / "elsewhere")
+
+
+def test_a_killed_run_goes_on(tiny_target: Path, tmp_path: Path) -> None:
+    """Killed with two workers at work: the second run writes what is missing, once, and ends with enough tokens."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"text": f"question number {i}"}) for i in range(400)))
+    command = ["data", "--model", str(tiny_target), "--out", str(tmp_path / "data"), "--prompts", str(prompts)]
+    command += ["--tokens", "6000", "--answer-tokens", "24", "--slots", "8"]
+    written = tmp_path / "data" / ANSWERS
+    killed = [sys.executable, "-m", "tools.train", *command, "--workers", "2"]
+    with subprocess.Popen(killed, cwd=ROOT, stderr=subprocess.DEVNULL) as run:
+        while not (written.exists() and len(written.read_bytes()) > 4000):
+            assert run.poll() is None, "it ended before it could be killed"
+            time.sleep(0.02)
+        run.kill()
+    before = len(read_answers(tmp_path / "data"))
+    done = train_tool(*command, "--workers", "1")  # with as many as one likes
+    assert done.status == 0, done.err
+    answers = read_answers(tmp_path / "data")
+    assert len(answers) > before
+    assert sum(len(answer.answer) for answer in answers) >= 6000
+    numbers = [json.loads(line)["index"] for line in written.read_text().splitlines()]
+    assert len(set(numbers)) == len(numbers)
+    assert len({answer.answer for answer in answers}) == len(answers)
+    # What is missing is at most what was at work when the second run ended: the first one's gaps are filled.
+    assert len(set(range(numbers[-1])) - set(numbers)) <= 8
+
+
+def _answer(index: int, token: int) -> Answer:
+    return Answer(index=index, tokens=(2, index + 50, token, token, 1), start=2, greedy=True)

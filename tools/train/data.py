@@ -1,0 +1,211 @@
+"""`python -m tools.train data`: workers write conversations, one process keeps them."""
+
+from __future__ import annotations
+
+import multiprocessing.connection
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from eagle_calibration.prompts import load_prompts
+from eagle_exporter.checkpoint import find_checkpoint, sha256
+from eagle_exporter.target import Target, load_target
+from eagle_exporter.tokenizer import prompt_tokens
+from eagle_graphs import EagleError
+from tools.train.answers import Answer, AnswerFile, Dropped
+from tools.train.progress import token_progress
+from tools.train.slots import Precision, Slots
+from tools.train.write import Plan, write
+
+MAX_GIVEN_PROMPT = 1024
+"""Tokens of a prompt from a file; longer ones are left out."""
+MARK = "\x1a"
+ITEM, END, ERROR = "item", "end", "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataOptions:
+    """What to write, and how."""
+
+    model: str
+    out: Path
+    tokens: int
+    """Answer tokens."""
+    prompts: Path | None
+    """A file of prompts; without one the target writes them."""
+    answer_tokens: int
+    greedy: float
+    temperature: float
+    top_p: float
+    seed: int
+    slots: int
+    """Conversations at once, in each worker."""
+    workers: int
+    """Processes."""
+    precision: Precision
+    device: str
+
+    def __post_init__(self) -> None:
+        limits = {"answer_tokens": (2, 1 << 20), "greedy": (0, 1), "temperature": (0.01, 10), "top_p": (0.01, 1)}
+        for name, (low, high) in limits.items():
+            if not low <= getattr(self, name) <= high:
+                option = f"--{name.replace('_', '-')}"
+                raise EagleError(f"{option} is {getattr(self, name)}; expected {low} to {high}")
+
+    def settings(self) -> dict[str, Any]:
+        """What a run that continues must have in common with the first."""
+        names = ("model", "answer_tokens", "greedy", "temperature", "top_p", "seed", "precision")
+        prompts = {"own_prompts": self.prompts is None, "prompts": sha256(self.prompts) if self.prompts else None}
+        return {name: getattr(self, name) for name in names} | prompts
+
+
+def make_data(options: DataOptions, console: Console) -> None:
+    """Writes until there are enough tokens, or the prompts are used up."""
+    if options.prompts is not None:
+        load_prompts(options.prompts)
+    file = AnswerFile(options.out, options.settings())
+    before, began = file.tokens, None
+    try:
+        if before < options.tokens:
+            with (
+                _items(options, file.done) as items,
+                token_progress(console, "writing", options.tokens, before) as moved,
+            ):
+                for item in items:
+                    began = began or time.monotonic()
+                    if item is not None:
+                        file.add(item)
+                        moved(file.tokens)
+                    if file.tokens >= options.tokens:
+                        break
+    finally:
+        file.close()
+    dropped = ", ".join(f"{count} {why}" for why, count in sorted(file.dropped.items())) or "none"
+    console.print(f"{file.tokens:,} answer tokens in {file.path}; conversations dropped: {dropped}", highlight=False)
+    if began is not None:
+        rate = (file.tokens - before) / (time.monotonic() - began)
+        console.print(f"{rate:,.0f} answer tokens a second", highlight=False)
+    if file.tokens < options.tokens:
+        raise EagleError(
+            f"the prompts are used up after {file.tokens:,} of {options.tokens:,} tokens: bring more of them"
+        )
+
+
+Items = Iterator[Answer | Dropped | None]
+"""None says that a worker is ready to write."""
+
+
+@contextmanager
+def _items(options: DataOptions, done: set[int]) -> Iterator[Items]:
+    if options.workers == 1:
+        yield _write(options, 0, done)
+        return
+    context = multiprocessing.get_context("spawn")
+    workers, receivers = [], []
+    for stripe in range(options.workers):
+        receiver, sender = context.Pipe(duplex=False)
+        worker = context.Process(target=_work, args=(options, stripe, done, sender), daemon=True)
+        worker.start()
+        sender.close()  # the worker has the other one: when it ends, so does the pipe
+        workers.append(worker)
+        receivers.append(receiver)
+    try:
+        yield _received(receivers)
+    finally:
+        for worker in workers:
+            worker.terminate()
+            worker.join()
+
+
+def _received(receivers: list[Connection]) -> Items:
+    """What the workers send, until all have ended."""
+    while receivers:
+        for receiver in multiprocessing.connection.wait(receivers):
+            assert isinstance(receiver, Connection)
+            try:
+                kind, item = receiver.recv()
+            except EOFError:
+                raise EagleError("a worker has died: is there memory for so many --workers?") from None
+            if kind == ERROR:
+                raise EagleError(item)
+            if kind == END:
+                receivers.remove(receiver)
+            else:
+                yield item
+
+
+def _work(options: DataOptions, stripe: int, done: set[int], sender: Connection) -> None:
+    """A worker process. It ends when it is told to, or when nobody reads what it sends."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.workers))
+    try:
+        for item in _write(options, stripe, done):
+            sender.send((ITEM, item))
+        sender.send((END, None))
+    except EagleError as error:
+        sender.send((ERROR, str(error)))
+    except BrokenPipeError:
+        return
+
+
+def _write(options: DataOptions, stripe: int, done: set[int]) -> Items:
+    """The conversations of one worker: every so-manieth number that is not done."""
+    target = load_target(find_checkpoint(options.model, what="target"))
+    plan = _plan(options, target)
+    slots = Slots(target, slots=options.slots, precision=options.precision, device=options.device)
+    yield None
+    numbers = (index for index in count(stripe, options.workers) if index not in done)
+    yield from write(slots, plan, numbers)
+
+
+def _plan(options: DataOptions, target: Target) -> Plan:
+    if options.prompts is None:
+        header, closing = own_prompt_frame(target)
+        prompts: tuple[tuple[int, ...], ...] = (header,)
+    else:
+        conversations = load_prompts(options.prompts)
+        context = int(target.config.max_position_embeddings)
+        room = context - options.answer_tokens
+        if room < 2:
+            raise EagleError(f"--answer-tokens is {options.answer_tokens}; expected less than the context of {context}")
+        encoded = prompt_tokens(target.tokenizer, conversations, longest=min(room, MAX_GIVEN_PROMPT))
+        prompts, closing = tuple(map(tuple, encoded)), ()
+    return Plan(
+        prompts=prompts,
+        closing=closing,
+        eos=target.eos_token_ids,
+        answer_tokens=options.answer_tokens,
+        greedy=options.greedy,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        seed=options.seed,
+    )
+
+
+def own_prompt_frame(target: Target) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What stands before a user's message and between it and the answer, as tokens of the chat template.
+
+    Raises EagleError where the target has no chat template.
+    """
+    tokenizer: Any = target.tokenizer
+    if not getattr(tokenizer, "chat_template", None):
+        raise EagleError("the target has no chat template to write prompts with: name a file with --prompts")
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": MARK}], tokenize=False, add_generation_prompt=True
+    )
+    before, mark, after = str(text).partition(MARK)
+    if not mark or not before or not after:
+        raise EagleError("the target's chat template does not show where a message begins and ends: use --prompts FILE")
+    header, closing = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (before, after))
+    return tuple(header), tuple(closing)
