@@ -24,11 +24,14 @@ class ObservedRows:
 
     def rows(self, name: str) -> torch.Tensor | None:
         """[at most KEPT_ROWS, K]; None for a layer that never ran."""
-        if name not in self._rows:
+        if (rows := self.all_rows(name)) is None:
             return None
-        rows = torch.cat(self._rows[name])
         step = -(-len(rows) // KEPT_ROWS)
         return rows[::step]
+
+    def all_rows(self, name: str) -> torch.Tensor | None:
+        """[R, K] all that went through; None for a layer that never ran."""
+        return torch.cat(self._rows[name]) if name in self._rows else None
 
 
 @contextmanager

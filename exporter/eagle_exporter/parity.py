@@ -16,6 +16,7 @@ from torch import nn
 from eagle_graphs import EagleError, GraphPorts, Tree, tree_from_parents
 from eagle_graphs.native import library_path
 from eagle_graphs.native_ops import KEY_BLOCK
+from eagle_graphs.session_config import SESSION_CONFIG
 
 Array = npt.NDArray[Any]
 Feeds = dict[str, Array]
@@ -82,6 +83,8 @@ class GraphUnderTest:
         self.parity: dict[str, OutputParity] = {}
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
+        for setting, value in SESSION_CONFIG.items():
+            options.add_session_config_entry(setting, value)
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # torch needs the cores in turn
         if native:
             options.register_custom_ops_library(str(library_path()))

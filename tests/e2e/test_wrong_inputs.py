@@ -98,9 +98,48 @@ def test_sizes_that_cannot_be(tiny_target: Path, tiny_head: Path, out: Path, opt
     assert_refused(export(tiny_target, tiny_head, out, *options), words)
 
 
+SCALES = ("--scales", "calibration.json")
+NOTHING_MEASURED = "which measures nothing on prompts: leave them out"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--scales", "x"), "found --precision fp32, " + NOTHING_MEASURED),
+        (("--precision", "int4", "--calibration-data", "x"), "found --precision int4, " + NOTHING_MEASURED),
+        (("--precision", "int8-weights", *SCALES), "found --precision int8-weights, " + NOTHING_MEASURED),
+        (
+            ("--precision", "int8", "--kernels", "stock", "--allow-inexact", *SCALES),
+            "found --precision int8 --kernels stock, " + NOTHING_MEASURED,
+        ),
+        (("--precision", "fp8", *SCALES, "--calibration-data", "x"), "give the one or the other"),
+        (("--precision", "fp8", *SCALES, "--calibrator", "minmax"), "give the one or the other"),
+        (("--precision", "int8", *SCALES, "--calibration-data", "x"), "give the one or the other"),
+        (
+            ("--precision", "int8", "--calibrator", "minmax"),
+            "--calibrator is for --precision fp8; found --precision int8",
+        ),
+        (("--allow-inexact",), "--allow-inexact is for --precision int8 --kernels stock; found --precision fp32"),
+        (("--precision", "int8", "--allow-inexact"), "found --precision int8: leave it out"),
+        (("--precision", "int8", "--kernels", "stock"), "with --kernels stock --allow-inexact"),
+    ],
+    ids=str,
+)
+def test_options_of_precisions_that_do_not_belong_together(
+    tiny_target: Path, tiny_head: Path, out: Path, options: tuple[str, ...], words: str
+) -> None:
+    assert_refused(export(tiny_target, tiny_head, out, *options), words)
+
+
 @pytest.mark.parametrize(
     "option",
-    [("--backend", "tensorrt"), ("--precision", "fp4"), ("--capacity", "many"), ("--quantize", "int8")],
+    [
+        ("--backend", "tensorrt"),
+        ("--precision", "fp4"),
+        ("--calibrator", "mean"),
+        ("--capacity", "many"),
+        ("--quantize", "int8"),
+    ],
     ids=" ".join,
 )
 def test_options_that_the_parser_refuses(

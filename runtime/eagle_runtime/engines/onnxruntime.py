@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from eagle_graphs import EagleError, GraphPorts, Port
 from eagle_graphs.native import library_path
+from eagle_graphs.session_config import SESSION_CONFIG
 from eagle_runtime.engines.base import Array
 from eagle_runtime.kv_pool import KVPool
 
@@ -53,6 +54,8 @@ class OnnxRuntimeGraph:
         # Target and head run in turn, each with threads of its own. Left spinning after a run, the one's would
         # take the other's cores: measured on 2 cores, a verification of 8 rows then takes 47 ms, not 26.
         options.add_session_config_entry("session.force_spinning_stop", "1")
+        for name, value in SESSION_CONFIG.items():
+            options.add_session_config_entry(name, value)
         if native:
             options.register_custom_ops_library(str(library_path()))
         try:
