@@ -1,4 +1,4 @@
-# make demo     sets up, exports SmolLM2-135M-Instruct with its EAGLE-3 head, runs it beside plain decoding
+# make demo     sets up, exports SmolLM2-135M-Instruct with its EAGLE-3 head in INT8, runs it beside plain decoding
 # make test     sets up and runs every test
 # make lossless the long proof: 24 prompts, 128 tokens, every profile, greedy and sampled, against plain decoding and torch;
 #               contexts of up to 4000 tokens against torch
@@ -16,7 +16,7 @@ VENV     := .venv
 BIN      := $(VENV)/bin
 PIP      := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 BUNDLE   := build/demo-bundle
-PROMPT   ?= What should I pack for a weekend of hiking in the mountains?
+PROMPT   ?= Explain to a child why the sky is blue.
 
 .PHONY: demo test lossless bench check clean
 # eagle-export replaces a bundle in one step; make must not delete a part of one when it is interrupted.
@@ -31,7 +31,7 @@ test: $(VENV)/installed
 
 lossless: $(VENV)/installed
 	$(BIN)/python -m pytest tests/e2e/test_lossless.py tests/e2e/test_lossless_sampling.py tests/e2e/test_long_context.py \
-	    --lossless-full -s
+	    tests/e2e/test_int8.py --lossless-full -s
 
 bench: $(BUNDLE)/manifest.json
 	$(BIN)/python tools/bench.py $(BUNDLE)
@@ -50,7 +50,7 @@ SOURCES := $(shell find graphs calibration exporter tools/demo -name '*.py' -o -
 $(BUNDLE)/manifest.json: $(VENV)/installed $(SOURCES)
 	@mkdir -p build
 	$(BIN)/eagle-export --model "$$($(BIN)/python tools/demo/find_model.py)" --draft tools/demo/head \
-	    --profiles 4,8,16 --out $(BUNDLE)
+	    --profiles 4,8,16 --precision int8 --out $(BUNDLE)
 
 $(VENV)/installed: pyproject.toml tools/constraints.txt $(wildcard graphs/eagle_graphs/native/src/*)
 	@echo "setting up $(VENV) ..."

@@ -34,12 +34,14 @@ def calibrate(
     spec: HeadSpec,
     answers: Iterable[Answer],
 ) -> Calibration:
-    """How each linear layer of the neutral graphs "target" and "draft" is to be quantized, by what `answers` show.
+    """How each linear layer of the graphs that need it is to be quantized, by what `answers` show.
+
+    graphs, modules: "target" and "draft", neutral.
 
     Raises EagleError where an earlier export's scales are to be used, and are not of these graphs' layers.
     """
     if how.scales is not None:
-        return _read(how.scales, graphs, of_integers=how.precision == "int8")
+        return _read(how, how.scales, {name: graphs[name] for name in how.calibrated})
     layers = {name: linears(graph.graph) for name, graph in graphs.items()}
     names = {name: [layer.name for layer in found] for name, found in layers.items()}
     target = cast(PreTrainedModel, modules["target"].get_submodule("model"))
@@ -53,14 +55,16 @@ def calibrate(
             target(answer.tokens[None], use_cache=False)
             draft_chains(modules["draft"], spec, answer)
     observed = {"target": rows, "draft": draft_rows}
-    if how.precision == "int8":
-        return {name: plan_layers(found, observed[name]) for name, found in layers.items()}
-    return {name: find_scales(found, observed[name], how.calibrator or "minmax") for name, found in layers.items()}
+    if "fp8" in how.precisions.values():
+        calibrator = how.calibrator or "minmax"
+        return {name: find_scales(layers[name], observed[name], calibrator) for name in how.calibrated}
+    return {name: plan_layers(layers[name], observed[name]) for name in how.calibrated}
 
 
-def _read(path: Path, graphs: Mapping[str, ir.Model], *, of_integers: bool) -> Calibration:
+def _read(how: Quantization, path: Path, graphs: Mapping[str, ir.Model]) -> Calibration:
     """What an earlier export kept."""
-    calibration: Calibration = plans_from_file(path) if of_integers else scales_from_file(path)
+    read = scales_from_file if "fp8" in how.precisions.values() else plans_from_file
+    calibration: Calibration = read(path)
     for name, graph in graphs.items():
         expected = [(layer.name, *layer.matrix_shape) for layer in linears(graph.graph)]
         layers = calibration[name].layers if name in calibration else ()

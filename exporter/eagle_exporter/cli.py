@@ -68,20 +68,20 @@ def export(
     draft: Annotated[str, typer.Option(help="EAGLE head: a directory or a Hub id.")],
     model: Annotated[str | None, typer.Option(help="Target: a Hugging Face directory, .gguf file or Hub id.")] = None,
     inspect: Annotated[bool, typer.Option("--inspect", help="Say what the head is and if it fits; no export.")] = False,
-    profiles: Annotated[str | None, typer.Option(help="Sizes of dynamic trees, rising.  [default: 4,8,16]")] = None,
+    profiles: Annotated[str | None, typer.Option(help="Sizes of dynamic trees, rising.", show_default="4,8,16")] = None,
     tree: Annotated[str, typer.Option(help="dynamic, static (EAGLE-1's 25 nodes), or a JSON file of paths.")] = DYNAMIC,
-    out: Annotated[Path | None, typer.Option(help="Bundle to write.  [default: MODEL-eagle]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Bundle to write.", show_default="MODEL-eagle")] = None,
     backend: Annotated[Backend, typer.Option(help="What will run the graphs.")] = Backend.ONNXRUNTIME,
     precision: Annotated[Precision, typer.Option(help="Of weights and arithmetic.")] = Precision.FP32,
+    head_precision: Annotated[
+        Precision | None, typer.Option(help="Of the head.", show_default="as --precision")
+    ] = None,
     calibration_data: Annotated[Path | None, typer.Option(help="Prompts (JSON Lines) to calibrate on.")] = None,
-    calibrator: Annotated[Calibrator | None, typer.Option(help="Of fp8's scales.  [default: minmax]")] = None,
+    calibrator: Annotated[Calibrator | None, typer.Option(help="Of fp8's scales.", show_default="minmax")] = None,
     scales: Annotated[Path | None, typer.Option(help="calibration.json of an earlier export to reuse.")] = None,
     kernels: Annotated[Kernels, typer.Option(help="native: the package's own; stock: ONNX Runtime's.")] = Kernels.AUTO,
-    allow_inexact: Annotated[
-        bool, typer.Option("--allow-inexact", help="Make int8 of stock kernels: trees may change the text.")
-    ] = False,
-    capacity: Annotated[int | None, typer.Option(help="Tokens of context.  [default: 2048]")] = None,
-    prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens a pass.  [default: 256]")] = None,
+    capacity: Annotated[int | None, typer.Option(help="Tokens of context.", show_default="2048")] = None,
+    prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens a pass.", show_default="256")] = None,
     taps: Annotated[str | None, typer.Option(help="Hidden states that the head reads, as 2,15,27.")] = None,
     rope_theta: Annotated[float | None, typer.Option(help="Base of the head's rotary positions.")] = None,
     position_offset: Annotated[int | None, typer.Option(min=0, help="Position of the head's first row.")] = None,
@@ -89,6 +89,9 @@ def export(
         Lookup | None, typer.Option(help="Whether a head's embeddings are multiplied as the target's are.")
     ] = None,
     accept_probe: Annotated[bool, typer.Option("--accept-probe", help="Export whatever the probe says.")] = False,
+    allow_inexact: Annotated[
+        bool, typer.Option("--allow-inexact", help="Quantize even where trees are not exact.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on standard output.")] = False,
 ) -> None:
     """Exports a model with its EAGLE draft head into one bundle, and proves it equal to the original."""
@@ -97,6 +100,7 @@ def export(
     chosen = _profiles(profiles, tree)
     quantization = Quantization(
         precision=precision.value,
+        head_precision=(precision if head_precision is None else head_precision).value,
         kernels=kernels.value,
         allow_inexact=allow_inexact,
         calibrator=None if calibrator is None else calibrator.value,

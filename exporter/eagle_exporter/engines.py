@@ -26,13 +26,11 @@ def write_engines(
     directory: Path,
     graphs: Mapping[str, ir.Model],
     kernels: tuple[Kernels, ...],
+    precisions: Mapping[str, Precision],
     calibration: Calibration,
-    *,
-    precision: Precision,
 ) -> list[Engine]:
     """Lowers and writes the neutral graphs "target" and "draft" for each of `kernels`. The graphs are used up."""
-    for name, graph in graphs.items():
-        quantize_with_stock_ops(graph, kernels, calibration.get(name), precision=precision)
+    precision = precisions["target"]
     below = f"onnxruntime-cpu-{precision}"
     (directory / below).mkdir()
     weights = WeightFile(directory / below)
@@ -42,9 +40,10 @@ def write_engines(
         tables: Tables = {}
         for name in ("target", "draft"):  # in this order: the head may share the target's embedding
             graph = graphs[name] if kind == kernels[-1] else graphs[name].clone()
+            part = calibration.get(name)
+            quantize_with_stock_ops(graph, precisions[name], kind, part)
             if kind == "native":
-                plan = calibration.get(name)
-                tables |= lower_for_native_cpu(graph, plan.quantized() if isinstance(plan, Plan) else None, tables)
+                tables |= lower_for_native_cpu(graph, part.quantized() if isinstance(part, Plan) else None, tables)
             else:
                 lower_for_onnxruntime_cpu(graph)
             weights.move_out(graph)
@@ -66,13 +65,13 @@ def write_engines(
 
 
 def quantize_with_stock_ops(
-    graph: ir.Model, kernels: tuple[Kernels, ...], calibration: Plan | Scales | None, *, precision: Precision
+    graph: ir.Model, precision: Precision, kernels: Kernels, calibration: Plan | Scales | None
 ) -> None:
-    """Quantizes a neutral graph in place, where ops of ONNX Runtime do it; those of the native library come later."""
+    """Quantizes a neutral graph in place as far as ops of ONNX Runtime do it."""
     if bits := WEIGHT_BITS.get(precision):
-        quantize_weights(graph, bits=bits)
+        quantize_weights(graph, bits=bits, round_rows=kernels == "native")
         quantize_tables(graph, bits=bits)
-    elif precision == "int8" and kernels == ("stock",):
+    elif precision == "int8" and kernels == "stock":
         quantize_linears_with_stock_ops(graph)
         quantize_tables(graph, bits=8)
     elif isinstance(calibration, Scales):

@@ -74,6 +74,7 @@ class ExportOptions:
 def export(options: ExportOptions, steps: Steps) -> Report:
     """Makes the bundle and returns its report. Raises EagleError; then nothing is left behind."""
     how = options.quantization
+    kernels = choose_kernels(how)
     with staged(options.out) as directory:
         with steps("load and check"):
             model, draft = find_checkpoint(options.model, what="target"), find_checkpoint(options.draft, what="head")
@@ -82,7 +83,6 @@ def export(options: ExportOptions, steps: Steps) -> Report:
             graphs = _Graphs.of(target, head, top_k=max(profile.top_k for profile in options.profiles))
             limits = options.limits(int(target.config.max_position_embeddings))
             notes = (*settle(target.model, capacity=limits.capacity), *how.notes())
-            kernels = choose_kernels(how)
             tokenizer = save_tokenizer(target.tokenizer, directory)
             prompts = prompt_tokens(target.tokenizer, load_prompts(), longest=limits.capacity - CHECKED_TOKENS)
         steps.say(notes)
@@ -103,7 +103,7 @@ def export(options: ExportOptions, steps: Steps) -> Report:
             steps.say([summary(calibration)])
         del answers
         with steps("lower for ONNX Runtime on the CPU and write"):
-            engines = write_engines(directory, neutral, kernels, calibration, precision=how.precision)
+            engines = write_engines(directory, neutral, kernels, how.precisions, calibration)
             del neutral
         parity: dict[str, list[OutputParity]] = {}
         for index, engine in enumerate(engines):
@@ -111,8 +111,9 @@ def export(options: ExportOptions, steps: Steps) -> Report:
                 parity[engine.kernels], exactness = _compare(directory, engine, graphs, head, prompts)
             steps.check_parity(parity[engine.kernels], quantized=how.quantized)
             engines[index] = replace(engine, exactness=exactness)
+            how.check_exactness(exactness)
         quality = None
-        if how.quantized:
+        if "target" in how.quantized:
             with steps("measure the quality"):
                 quality = measure_quality(
                     target,
@@ -152,7 +153,7 @@ def export(options: ExportOptions, steps: Steps) -> Report:
                     proven,
                     runs[engine.kernels],
                     engine.exactness,
-                    quantized=how.quantized,
+                    quantized="target" in how.quantized,
                     max_new_tokens=CHECKED_TOKENS,
                 )
         with steps("write the bundle"):

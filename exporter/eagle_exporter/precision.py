@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from eagle_graphs import EagleError
+from eagle_graphs.manifest import Exactness
 from eagle_graphs.native import library_path
 
 Precision = Literal["fp32", "int8", "int8-weights", "int4", "fp8"]
@@ -25,10 +26,12 @@ class Quantization:
     """How weights and activations are kept. Raises EagleError on options that do not belong together."""
 
     precision: Precision = "fp32"
+    """Of the target."""
+    head_precision: Precision = "fp32"
     kernels: Literal["native", "stock", "auto"] = "auto"
     """Of attention and quantized products; auto for all that can be had."""
     allow_inexact: bool = False
-    """Make int8 of stock kernels, whose trees may say another text than plain decoding."""
+    """Write a quantized bundle even where a tree's text may not be plain decoding's."""
     calibrator: Literal["minmax", "percentile", "entropy"] | None = None
     """Of fp8's static scales; None for minmax."""
     calibration_data: Path | None = None
@@ -37,35 +40,70 @@ class Quantization:
     """calibration.json of an earlier export, to quantize as that did."""
 
     def __post_init__(self) -> None:
-        chosen = f"--precision {self.precision}" + (f" --kernels {self.kernels}" if self.kernels != "auto" else "")
-        if self.allow_inexact and (self.precision, self.kernels) != ("int8", "stock"):
-            raise EagleError(f"--allow-inexact is for --precision int8 --kernels stock; found {chosen}: leave it out")
-        if self.calibrator is not None and self.precision != "fp8":
-            raise EagleError(f"--calibrator is for --precision fp8; found {chosen}: leave it out")
+        found = set(self.precisions.values())
+        if {"int8", "fp8"} <= found:
+            raise EagleError(f"int8 and fp8 do not go together; found {self._chosen()}: choose one of them, or fp32")
+        if self.allow_inexact and not found & {"int8", *WEIGHT_BITS}:
+            raise EagleError(
+                f"--allow-inexact is for --precision int8, int8-weights and int4; found {self._chosen()}: leave it out"
+            )
+        if self.calibrator is not None and "fp8" not in found:
+            raise EagleError(f"--calibrator is for --precision fp8; found {self._chosen()}: leave it out")
         if not self.calibrated and (self.calibration_data is not None or self.scales is not None):
             raise EagleError(
-                f"--calibration-data and --scales are for --precision int8 (native kernels) and fp8; found {chosen}, "
-                "which measures nothing on prompts: leave them out"
+                "--calibration-data and --scales are for --precision int8 with native kernels, and fp8; found "
+                f"{self._chosen()}, which measures nothing on prompts: leave them out"
             )
         if self.scales is not None and (self.calibration_data is not None or self.calibrator is not None):
             raise EagleError(
-                "--scales takes what an earlier export measured, and --calibration-data and --calibrator measure anew: "
-                "give the one or the other"
+                "--scales takes the calibration of an earlier export, --calibration-data and --calibrator make one: "
+                "leave the one or the other out"
             )
 
     @property
-    def quantized(self) -> bool:
-        """Whether anything is rounded beyond float32."""
-        return self.precision != "fp32"
+    def precisions(self) -> dict[str, Precision]:
+        """Of each graph."""
+        return {"target": self.precision, "draft": self.head_precision}
 
     @property
-    def calibrated(self) -> bool:
-        """Whether what activations look like is measured on prompts."""
-        return self.precision == "fp8" or (self.precision == "int8" and self.kernels != "stock")
+    def quantized(self) -> tuple[str, ...]:
+        """The graphs that are rounded beyond float32."""
+        return tuple(name for name, precision in self.precisions.items() if precision != "fp32")
+
+    @property
+    def calibrated(self) -> tuple[str, ...]:
+        """The graphs for which it is measured on prompts what their activations look like."""
+        measured = ("fp8",) if self.kernels == "stock" else ("fp8", "int8")
+        return tuple(name for name, precision in self.precisions.items() if precision in measured)
 
     def notes(self) -> tuple[str, ...]:
         """What the user should know of the choice."""
-        return (FP8_NOTE,) if self.precision == "fp8" else ()
+        return (FP8_NOTE,) if "fp8" in self.precisions.values() else ()
+
+    def check_exactness(self, exactness: Exactness) -> None:
+        """Raises EagleError where a quantized target's trees were measured to be less exact than was asked for.
+
+        INT8 promises bits, weights of few bits a gap as small as fp32's, fp8 nothing.
+        """
+        promised = {"int8": ("bitwise",), "int4": _EXACT, "int8-weights": _EXACT}.get(self.precision)
+        if promised is not None and exactness.kind not in promised and not self.allow_inexact:
+            raise EagleError(
+                f"in {self.precision} this model's trees are not exact: logits differ from plain decoding's by up to "
+                f"{exactness.max_logit_difference:.2g}, since some products stay in float32: experts, or layers that "
+                "calibration left there. Export with --precision fp32, or with --allow-inexact"
+            )
+
+    def _chosen(self) -> str:
+        """The options that decide, as the user writes them."""
+        words = [f"--precision {self.precision}"]
+        if self.head_precision != self.precision:
+            words.append(f"--head-precision {self.head_precision}")
+        if self.kernels != "auto":
+            words.append(f"--kernels {self.kernels}")
+        return " ".join(words)
+
+
+_EXACT = ("bitwise", "near-tie")
 
 
 def choose_kernels(how: Quantization) -> tuple[Kernels, ...]:
@@ -73,13 +111,13 @@ def choose_kernels(how: Quantization) -> tuple[Kernels, ...]:
 
     Raises EagleError where the native library is needed and missing, or its exactness would be lost unasked.
     """
-    built = library_path() is not None
+    built, precisions = library_path() is not None, how.precisions.values()
     if how.kernels == "native" and not built:
         raise EagleError(
             "--kernels native needs the library of native CPU ops, which was not built: install eagle-aot where there "
             "is a C++ compiler, or from a wheel"
         )
-    if how.precision == "int8":
+    if "int8" in precisions:
         if how.kernels == "stock" and how.allow_inexact:
             return ("stock",)
         if how.kernels == "stock" or not built:
@@ -91,4 +129,6 @@ def choose_kernels(how: Quantization) -> tuple[Kernels, ...]:
         return ("native",)
     if how.kernels == "stock" or not built:
         return ("stock",)
-    return ("native",) if how.kernels == "native" else ("native", "stock")
+    if how.kernels == "native" or "int8-weights" in precisions:  # whose stock product unpacks all weights in each pass
+        return ("native",)
+    return ("native", "stock")

@@ -7,6 +7,7 @@ import contextlib
 import io
 import logging
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,13 +71,19 @@ def _name_axes(values: Any, ports: tuple[Port, ...]) -> None:
 
 
 def _name_linears(model: ir.Model) -> None:
-    """Gives the products of linear layers the names of their modules, by which a report and a plan speak of them."""
+    """Names the products of linear layers as their modules, by which a report and a plan speak of them.
+
+    A module with several products is no linear layer; they keep the names that the trace gave them.
+    """
+    products: dict[str, list[ir.Node]] = defaultdict(list)
     for node in model.graph:
         scopes = node.metadata_props.get("pkg.torch.onnx.name_scopes")
         if node.op_type in ("MatMul", "Gemm") and scopes is not None:
             path = ast.literal_eval(scopes)
-            if len(path) > 1 and path[-2]:
-                node.name = path[-2]
+            products[path[-2] if len(path) > 1 else ""].append(node)
+    for name, nodes in products.items():
+        if name and len(nodes) == 1:
+            nodes[0].name = name
 
 
 @contextlib.contextmanager

@@ -39,7 +39,9 @@ def run(
     max_new_tokens: Annotated[int, typer.Option(help="Where an answer is cut.")] = 512,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends an answer; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-sequence token.")] = False,
-    temperature: Annotated[float | None, typer.Option(help="Sample, at this temperature.  [default: greedy]")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sample, at this temperature.", show_default="greedy")
+    ] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this probability.")] = None,
     min_p: Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest one's.")] = None,
@@ -56,10 +58,10 @@ def run(
         list[str] | None, typer.Option(metavar="TOKEN", help="Never draw this token (an id or a text); likewise.")
     ] = None,
     bad_word: Annotated[list[str] | None, typer.Option(help="Text that an answer must not hold; likewise.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the draws.  [default: a new one]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the draws.", show_default="a new one")] = None,
     verify_mode: Annotated[str | None, typer.Option(help="'deterministic' or 'sampled' tree.")] = None,
     logprobs: Annotated[int | None, typer.Option(help="With --json: tokens' log-probabilities, and k best.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads to compute with.  [default: one a core]")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads to compute with.", show_default="one a core")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Answer plainly too, and compare.")] = False,
     show_tree: Annotated[bool, typer.Option("--show-tree", help="Draw the tree of every round.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Hash every file of the bundle first.")] = False,

@@ -12,6 +12,10 @@ import pytest
 from eagle_graphs.manifest import manifest_from_json
 from eagle_runtime import Session
 from eagle_runtime.bundle import open_bundle
+from tests.commands import eagle_export
+from tests.conftest import export
+from tests.exporter.test_targets import ARCHITECTURES
+from tests.models import write_tiny_head, write_tiny_model
 
 PROFILES = ("4", "8", "16")
 
@@ -63,14 +67,43 @@ def test_bits_do_not_depend_on_threads_chunks_or_what_was_said_before(tiny_int8_
             np.testing.assert_array_equal(two.logits(prompt).view(np.int32), alone.view(np.int32))
 
 
+SIZES = ("--capacity", "160", "--prefill-chunk", "16", "--accept-probe", "--precision", "int8")
+
+
+def write_tiny_pair(directory: Path, architecture: str) -> tuple[Path, Path]:
+    write_tiny_model(directory / "target", architecture, layers=4, **ARCHITECTURES[architecture])
+    write_tiny_head(directory / "head", own_embedding=True)
+    return directory / "target", directory / "head"
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "gemma3_text", "phi3"])
+def test_other_architectures(architecture: str, tmp_path: Path) -> None:
+    """Biases; norms behind the sublayers and a gate by GELU; fused projections."""
+    export(*write_tiny_pair(tmp_path, architecture), tmp_path / "bundle", *SIZES)
+    with Session.open(tmp_path / "bundle", profile="8") as session:
+        assert session.engine.exactness.kind == "bitwise"
+        for prompt in random_prompts(3):
+            found = answers(session, prompt, 24)
+            assert len(set(map(tuple, found.values()))) == 1, found
+
+
+def test_a_mixture_of_experts_is_not_exact_and_must_be_asked_for(tmp_path: Path) -> None:
+    """Its experts stay in float32, whose products round differently beside other rows."""
+    target, head = write_tiny_pair(tmp_path, "mixtral")
+    out = tmp_path / "bundle"
+    refused = eagle_export("--model", target, "--draft", head, "--out", out, *SIZES)
+    assert refused.status == 2
+    assert refused.err.splitlines()[-1].startswith("error: in INT8 this model's trees are not exact: ")
+    assert not out.exists()
+    export(target, head, out, *SIZES, "--allow-inexact")
+    assert open_bundle(out).manifest.engines[0].exactness.kind in ("near-tie", "statistical")
+
+
 def test_a_scales_file_of_an_earlier_export_gives_the_same_weights(
     tiny_int8_bundle: Path, tiny_target: Path, tiny_head: Path, tmp_path: Path
 ) -> None:
-    from tests.conftest import export
-
     out, scales = tmp_path / "again", tiny_int8_bundle / "calibration.json"
-    more = ("--capacity", "160", "--prefill-chunk", "16", "--accept-probe", "--precision", "int8")
-    export(tiny_target, tiny_head, out, *more, "--scales", str(scales))
+    export(tiny_target, tiny_head, out, *SIZES, "--scales", str(scales))
     first, second = (manifest_from_json((path / "manifest.json").read_text()) for path in (tiny_int8_bundle, out))
     name = "onnxruntime-cpu-int8/weights.bin"
     assert first.files[name] == second.files[name]

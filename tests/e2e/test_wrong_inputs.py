@@ -98,30 +98,32 @@ def test_sizes_that_cannot_be(tiny_target: Path, tiny_head: Path, out: Path, opt
     assert_refused(export(tiny_target, tiny_head, out, *options), words)
 
 
-SCALES = ("--scales", "calibration.json")
-NOTHING_MEASURED = "which measures nothing on prompts: leave them out"
+def int8(*more: str) -> tuple[str, ...]:
+    return ("--precision", "int8", *more)
+
+
+def fp8(*more: str) -> tuple[str, ...]:
+    return ("--precision", "fp8", *more)
+
+
+STOCK = ("--kernels", "stock")
+NOTHING_MEASURED = ", which measures nothing on prompts: leave them out"
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--scales", "x"), "found --precision fp32, " + NOTHING_MEASURED),
-        (("--precision", "int4", "--calibration-data", "x"), "found --precision int4, " + NOTHING_MEASURED),
-        (("--precision", "int8-weights", *SCALES), "found --precision int8-weights, " + NOTHING_MEASURED),
-        (
-            ("--precision", "int8", "--kernels", "stock", "--allow-inexact", *SCALES),
-            "found --precision int8 --kernels stock, " + NOTHING_MEASURED,
-        ),
-        (("--precision", "fp8", *SCALES, "--calibration-data", "x"), "give the one or the other"),
-        (("--precision", "fp8", *SCALES, "--calibrator", "minmax"), "give the one or the other"),
-        (("--precision", "int8", *SCALES, "--calibration-data", "x"), "give the one or the other"),
-        (
-            ("--precision", "int8", "--calibrator", "minmax"),
-            "--calibrator is for --precision fp8; found --precision int8",
-        ),
-        (("--allow-inexact",), "--allow-inexact is for --precision int8 --kernels stock; found --precision fp32"),
-        (("--precision", "int8", "--allow-inexact"), "found --precision int8: leave it out"),
-        (("--precision", "int8", "--kernels", "stock"), "with --kernels stock --allow-inexact"),
+        (("--scales", "x"), "found --precision fp32" + NOTHING_MEASURED),
+        (("--precision", "int4", "--calibration-data", "x"), "found --precision int4" + NOTHING_MEASURED),
+        (("--precision", "int8-weights", "--scales", "x"), "found --precision int8-weights" + NOTHING_MEASURED),
+        (int8(*STOCK, "--scales", "x"), "found --precision int8 --kernels stock" + NOTHING_MEASURED),
+        (int8("--scales", "x", "--calibration-data", "x"), "leave the one or the other out"),
+        (fp8("--scales", "x", "--calibrator", "minmax"), "leave the one or the other out"),
+        (int8("--calibrator", "minmax"), "--calibrator is for --precision fp8; found --precision int8: leave it out"),
+        (fp8("--head-precision", "int8"), "found --precision fp8 --head-precision int8: choose one of them"),
+        (fp8("--allow-inexact"), "is for --precision int8, int8-weights and int4; found --precision fp8: leave it out"),
+        (("--allow-inexact",), "found --precision fp32: leave it out"),
+        (int8(*STOCK), "accept such text with --kernels stock --allow-inexact"),
     ],
     ids=str,
 )

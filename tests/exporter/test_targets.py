@@ -23,7 +23,9 @@ from eagle_exporter.report import Report, Steps
 from eagle_exporter.target import TargetGraph
 from eagle_exporter.trace import trace
 from eagle_graphs import GraphPorts, Tree, profiles_from_text, tree_from_parents
+from eagle_graphs.native_ops import KEY_BLOCK
 from eagle_runtime import Session
+from tests.graphs.native import session_options
 from tests.models import VOCAB, write_tiny_head, write_tiny_model
 
 LONGROPE = {
@@ -140,12 +142,14 @@ TREE = tree_from_parents(
 class Compiled:
     """The bundle's target graph, fed pass by pass."""
 
-    def __init__(self, bundle: Path) -> None:
-        (path,) = bundle.glob("*/target.onnx")
-        self.session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    def __init__(self, bundle: Path, kernels: str) -> None:
+        (path,) = bundle.glob(f"*/target-{kernels}.onnx")
+        options = session_options(threads=2) if kernels == "native" else None
+        self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         self.outputs = [output.name for output in self.session.get_outputs()]
+        sizes = {"B": 1, "C": 80, f"C/{KEY_BLOCK}": 80 // KEY_BLOCK}
         self.caches = {
-            port.name: np.zeros([1, port.shape[1], 80, port.shape[3]], np.float32)
+            port.name: np.zeros([sizes.get(axis, axis) for axis in port.shape], np.float32)
             for port in self.session.get_inputs()
             if port.name.startswith("past_")
         }
@@ -181,9 +185,10 @@ def paths(tree: Tree) -> dict[int, list[int]]:
     return {row: tree.tokens[tree.path_to(row)].tolist() for row in range(len(tree))}
 
 
-def test_a_graph_is_transformers_own_forward(exported: Exported) -> None:
+@pytest.mark.parametrize("kernels", ["native", "stock"])
+def test_a_graph_is_transformers_own_forward(exported: Exported, kernels: str) -> None:
     """On a prompt longer than the window, and on each path of a tree below it, deeper than the window."""
-    graph = Compiled(exported.bundle)
+    graph = Compiled(exported.bundle, kernels)
     assert_close(graph.prefill(PROMPT, chunk=16), logits_of(exported.model, PROMPT))
     expected = np.stack([logits_of(exported.model, PROMPT + path)[-1] for path in paths(TREE).values()])
     caches = graph.caches

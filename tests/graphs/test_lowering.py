@@ -1,4 +1,4 @@
-"""The lowering for ONNX Runtime on the CPU against the op's numpy definition.
+"""The lowerings for the CPU, to ONNX Runtime's ops and to the native ones, against the op's numpy definition.
 
 Each graph holds one TreeAttention and, in front of it, what a traced model has there: nothing, a transpose,
 a split of the projections' rows into heads, or that and rotary embeddings.
@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 
 from eagle_graphs import EagleError
 from eagle_graphs import tree_attention as op
-from eagle_graphs.lowering import lower_for_onnxruntime_cpu
+from eagle_graphs.lowering import lower_for_native_cpu, lower_for_onnxruntime_cpu
+from eagle_graphs.native_ops import KEY_BLOCK
 from eagle_graphs.tree import depths_and_ancestors
+from tests.graphs.native import session_options
 
 FRONTS = ("heads", "transposed", "split rows", "rotary")
 """What stands in front of TreeAttention; its inputs are [B, H, Q, D], [B, Q, H, D] or rows [B, Q, H * D]."""
@@ -163,10 +165,14 @@ def lowered(shape: Shape, front: str) -> ir.Model:
     return lower_for_onnxruntime_cpu(Neutral(shape, front).model())
 
 
+def lowered_natively(shape: Shape, front: str) -> ir.Model:
+    model = Neutral(shape, front).model()
+    lower_for_native_cpu(model)
+    return model
+
+
 def session_of(model: ir.Model) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options)
+    return onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), session_options())
 
 
 def random_inputs(shape: Shape, front: str, seed: int) -> dict[str, np.ndarray]:
@@ -259,6 +265,21 @@ def check(shape: Shape, front: str, seed: int = 0) -> None:
     np.testing.assert_array_equal(out, in_place[0])
     for found, array in zip(present, in_place[1:], strict=True):
         np.testing.assert_array_equal(found[:, :, :used], array[:, :, :used])
+    check_natively(shape, front, inputs, wanted)
+
+
+def check_natively(shape: Shape, front: str, inputs: dict[str, np.ndarray], wanted: list[np.ndarray]) -> None:
+    """The same with the native kernels, whose keys are in blocks; the buffer is rounded up to whole ones."""
+    spare = -shape.capacity % KEY_BLOCK
+    longer = {n: np.pad(inputs[n], ((0, 0), (0, 0), (0, spare), (0, 0))) for n in ("past_key", "past_value")}
+    heads, head_dim = shape.kv_heads, shape.head_dim
+    blocked = longer["past_key"].reshape(1, heads, -1, KEY_BLOCK, head_dim).swapaxes(3, 4)
+    session = session_of(lowered_natively(shape, front))
+    out, keys, values = run_in_place(session, inputs | longer | {"past_key": blocked})
+    keys = keys.swapaxes(3, 4).reshape(values.shape)
+    for found, array in zip((out, keys[:, :, : shape.capacity], values[:, :, : shape.capacity]), wanted, strict=True):
+        assert found.shape == array.shape
+        np.testing.assert_allclose(found, array, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("front", FRONTS)
@@ -362,6 +383,60 @@ def test_no_op_of_eagle_is_left_and_no_transpose_of_the_usual_pattern(front: str
     assert transposes == (3 if front == "heads" else 0)
     if front in USUAL:
         assert ("", "Reshape") not in ops
+
+
+@pytest.mark.parametrize("front", FRONTS)
+def test_the_native_op_takes_rows_and_rotates_itself(front: str) -> None:
+    model = lowered_natively(SHAPES["verification"], front)
+    ops = [node.op_type for node in model.graph]
+    assert ops.count("TreeAttention") == 1
+    assert op.DOMAIN not in model.opset_imports
+    if front in USUAL:
+        assert ops == ["TreeAttention"]
+    shapes = {value.name: list(value.shape) for value in (*model.graph.inputs, *model.graph.outputs)}
+    assert shapes["past_key"] == shapes["present_key"] == ["B", 3, "C/16", 16, 16]
+    assert shapes["past_value"] == ["B", 3, "C", 16]
+
+
+def test_a_rotation_of_the_queries_alone_stays_outside() -> None:
+    made = Neutral(SHAPES["verification"], "rotary")
+    model = made.model()
+    attention = next(node for node in model.graph if node.op_type == op.NAME)
+    attention.replace_input_with(1, attention.inputs[1].producer().inputs[0])
+    lower_for_native_cpu(model)
+    (native,) = [node for node in model.graph if node.op_type == "TreeAttention"]
+    assert "RotaryEmbedding" in [node.op_type for node in model.graph]
+    assert len(native.inputs) == 7
+
+
+def test_rows_that_were_split_from_one_value_are_packed_again() -> None:
+    made = Neutral(SHAPES["verification"], "rotary")
+    model, (heads, kv_heads, head_dim) = made.model(), (9, 3, 16)
+    sizes = [heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
+    tensor = ir.tensor(np.array(sizes), name="sizes")
+    widths = ir.val("sizes", ir.DataType.INT64, [3], const_value=tensor)
+    model.graph.register_initializer(widths)
+    packed = ir.val("packed", ir.DataType.FLOAT, ["B", "Q", sum(sizes)])
+    split = ir.node("Split", [packed, widths], {"axis": -1}, num_outputs=3)
+    model.graph.insert_before(next(iter(model.graph)), split)
+    for name, part in zip(("query", "key", "value"), split.outputs, strict=True):
+        rows = next(value for value in model.graph.inputs if value.name == name)
+        part.shape, part.type = rows.shape, rows.type
+        rows.replace_all_uses_with(part)
+        model.graph.inputs.remove(rows)
+    model.graph.inputs.append(packed)
+    lower_for_native_cpu(model)
+    (native,) = model.graph
+    assert native.inputs[:3] == (packed, None, None)
+
+    inputs = random_inputs(SHAPES["verification"], "rotary", seed=3)
+    wanted = expected(SHAPES["verification"], "rotary", inputs)
+    rows = [inputs.pop(name) for name in ("query", "key", "value")]
+    blocks = np.pad(inputs["past_key"], ((0, 0), (0, 0), (0, -SHAPES["verification"].capacity % KEY_BLOCK), (0, 0)))
+    inputs["past_value"] = np.pad(inputs["past_value"], ((0, 0), (0, 0), (0, blocks.shape[2] - 39), (0, 0)))
+    inputs["past_key"] = blocks.reshape(1, 3, -1, KEY_BLOCK, head_dim).swapaxes(3, 4)
+    out, *_ = run_in_place(session_of(model), inputs | {"packed": np.concatenate(rows, axis=-1)})
+    np.testing.assert_allclose(out, wanted[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [SHAPES["verification"], SHAPES["draft level"]], ids=["verification", "draft level"])

@@ -21,9 +21,6 @@ def use_native_attention(model: ir.Model) -> None:
     rewriter = Rewriter(model.graph)
     for node in [n for n in model.graph if (n.domain, n.op_type) == (tree_attention.DOMAIN, tree_attention.NAME)]:
         _rewrite(rewriter, node)
-    for value in (*model.graph.inputs, *model.graph.outputs):
-        if value.name is not None and value.name.startswith(("past_key_", "present_key_")):
-            _block_keys(value)
     model.opset_imports[native_ops.DOMAIN] = native_ops.VERSION
 
 
@@ -56,6 +53,8 @@ def _rewrite(rewriter: Rewriter, node: ir.Node) -> None:
     replace_heads_by_rows(rewriter, node, out)
     rewriter.replace(node.outputs[1], present_key)
     rewriter.replace(node.outputs[2], present_value)
+    for cache in (past_key, present_key):
+        _block_keys(cache)
     rewriter.graph.remove(node, safe=True)
 
 
@@ -84,10 +83,10 @@ def _packed(rows: list[ir.Value]) -> ir.Value | None:
     return split.inputs[0]
 
 
-def _block_keys(value: ir.Value) -> None:
-    shape = value.shape
-    if shape is None or len(shape) != 4 or not isinstance(shape[3], int):
-        raise EagleError(f"the key cache {value.name} has no fixed head size; the traced graph leaves it open")
+def _block_keys(value: ir.Value | None) -> None:
+    shape = None if value is None else value.shape
+    if value is None or shape is None or len(shape) != 4 or not isinstance(shape[3], int):
+        raise EagleError("TreeAttention needs a key cache of a fixed head size; the traced graph leaves it open")
     block = native_ops.KEY_BLOCK
     rows = shape[2]
     blocks = rows // block if isinstance(rows, int) else f"{rows}/{block}"

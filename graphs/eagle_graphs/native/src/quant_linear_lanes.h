@@ -210,14 +210,12 @@ inline void multiply_rows(const QuantLinearCall& call, Tile tile, int64_t block,
   }
 }
 
-// The first tile's pass brings the weight of these blocks near, the others find it there. Few rows read it as fast as
-// memory gives it, and the CPU fetches ahead by itself; with more rows it falls behind.
+// The first tile's pass brings the weight of these blocks near, the others find it there.
 inline void multiply(const QuantLinearCall& call, int64_t first, int64_t end) {
   const int64_t tiles = tiles_of(call);
   for (int64_t index = 0; index < tiles; ++index) {
     const Tile tile = tile_at(call, index);
-    const bool fetch = index == 0 && call.rows > 4;
-    for (int64_t block = first; block < end; ++block) multiply_rows(call, tile, block, fetch);
+    for (int64_t block = first; block < end; ++block) multiply_rows(call, tile, block, index == 0);
   }
 }
 
