@@ -73,11 +73,16 @@ def compare_quality(tokens: Sequence[int], original: Logits, quantized: Logits, 
             ]
         ).double()
         count += len(following)
-    likelihood, original_likelihood, divergence, agreement = (sums / count).tolist()
+    likelihood, original_likelihood, divergence, agreement = (sums / max(count, 1)).tolist()
     return Quality(
         tokens=count,
-        perplexity=math.exp(likelihood),
-        original_perplexity=math.exp(original_likelihood),
+        perplexity=_exponential(likelihood),
+        original_perplexity=_exponential(original_likelihood),
         divergence=divergence,
         agreement=agreement,
     )
+
+
+def _exponential(x: float) -> float:
+    """e to the `x`; infinity where that is no float."""
+    return math.exp(x) if x < 700 else math.inf

@@ -16,28 +16,35 @@ class ObservedRows:
     """Inputs of linear layers by the layers' names, evenly drawn from all that went through."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, list[torch.Tensor]] = {}
+        self._rows: dict[str, torch.Tensor] = {}
+        self._stride: dict[str, int] = {}
+        self._largest: dict[str, float] = {}
 
     def add(self, name: str, x: torch.Tensor) -> None:
-        """Takes the rows of one call, [..., K]."""
-        self._rows.setdefault(name, []).append(x.detach().flatten(0, -2).float())
+        """Takes the rows of one call, [..., K]; those with NaN or infinity are left out."""
+        rows = x.detach().flatten(0, -2)
+        rows = rows[torch.isfinite(rows).all(dim=1)].float()
+        self._largest[name] = max(self.largest(name), float(rows.abs().max()) if len(rows) else 0.0)
+        stride = self._stride.setdefault(name, 1)
+        kept = torch.cat([self._rows.get(name, rows[:0]), rows[::stride]])
+        while len(kept) > 2 * KEPT_ROWS:
+            kept, stride = kept[::2].clone(), 2 * stride
+        self._rows[name], self._stride[name] = kept, stride
 
     def rows(self, name: str) -> torch.Tensor | None:
         """[at most KEPT_ROWS, K]; None for a layer that never ran."""
-        if (rows := self.all_rows(name)) is None:
-            return None
-        step = -(-len(rows) // KEPT_ROWS)
-        return rows[::step]
+        rows = self._rows.get(name)
+        return None if rows is None or len(rows) == 0 else rows[:: -(-len(rows) // KEPT_ROWS)]
 
-    def all_rows(self, name: str) -> torch.Tensor | None:
-        """[R, K] all that went through; None for a layer that never ran."""
-        return torch.cat(self._rows[name]) if name in self._rows else None
+    def largest(self, name: str) -> float:
+        """The largest magnitude of all that went through; 0 for a layer that never ran."""
+        return self._largest.get(name, 0.0)
 
 
 @contextmanager
-def observing(module: nn.Module, names: Collection[str]) -> Iterator[ObservedRows]:
-    """Within it, `module` is observed at its submodules `names`; names that are no submodules are left out."""
-    observed, hooks = ObservedRows(), []
+def observing(module: nn.Module, names: Collection[str], observed: ObservedRows) -> Iterator[None]:
+    """Within it, `observed` takes what enters the submodules `names`; names that are no submodules are left out."""
+    hooks = []
     modules = dict(module.named_modules())
     for name in names:
         if name in modules:
@@ -47,7 +54,7 @@ def observing(module: nn.Module, names: Collection[str]) -> Iterator[ObservedRow
 
             hooks.append(modules[name].register_forward_pre_hook(keep))
     try:
-        yield observed
+        yield
     finally:
         for hook in hooks:
             hook.remove()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from eagle_graphs.native_ops import WIDE_MULTIPLE
 
 ERROR_RATIO = 2.5
 """Inputs are given 16 bits until the error is at most so many times that of the weights alone."""
+LEAST_ERROR = 1e-6
+"""Error that is always small enough; the weights alone may have none."""
 KEPT_ERROR = 0.02
 """Error of the weights alone above which a layer stays in float32."""
 
@@ -90,7 +92,9 @@ def _plan(group: Sequence[Linear], rows: torch.Tensor | None) -> list[LayerPlan]
         ]
     order = rows.abs().amax(dim=0).argsort(descending=True)
     errors = [_Errors(rows[:, order], matrix[:, order]) for matrix in matrices]
-    wide = next(w for w in _widths(inputs) if all(e.of(w) <= ERROR_RATIO * e.of_weights for e in errors))
+    widths = list(_widths(inputs))
+    enough = (w for w in widths if all(e.of(w) <= max(ERROR_RATIO * e.of_weights, LEAST_ERROR) for e in errors))
+    wide = next(enough, widths[-1])
     kept = tuple(order.tolist()) if 0 < wide < inputs else ()
     return [
         _layer(layer, len(matrix), inputs, wide, kept, (error.of(wide), error.of(0), error.of_weights))
@@ -156,11 +160,21 @@ def plans_from_file(path: Path) -> dict[str, Plan]:
     try:
         data = json.loads(path.read_text("utf-8"))
         return {
-            graph: Plan(layers=tuple(LayerPlan(**layer | {"order": tuple(layer["order"])}) for layer in plan["layers"]))
+            graph: Plan(layers=tuple(_checked(LayerPlan(**layer)) for layer in plan["layers"]))
             for graph, plan in data.items()
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise EagleError(
-            f"--scales {path} is no file of scales ({type(error).__name__}: {error}); an export writes one as "
-            "calibration.json into its bundle"
+            f"--scales {path} is no calibration of int8 ({type(error).__name__}: {error}); an export with --precision "
+            "int8 writes one as calibration.json into its bundle"
         ) from None
+
+
+def _checked(layer: LayerPlan) -> LayerPlan:
+    """The layer with its order as a tuple. Raises ValueError where it is no order, or `wide` no number of inputs."""
+    order = tuple(layer.order)
+    if order and sorted(order) != list(range(layer.inputs)):
+        raise ValueError(f"the order of {layer.name} does not name each input once")
+    if layer.wide % WIDE_MULTIPLE or not 0 <= layer.wide < layer.inputs + WIDE_MULTIPLE:
+        raise ValueError(f"{layer.name} has {layer.wide} inputs of 16 bits")
+    return replace(layer, order=order)

@@ -3,8 +3,10 @@
 What a layer's inputs are divided by is the range that a calibrator finds for them over the largest number of E4M3:
 
     minmax       the largest magnitude seen
-    percentile   the magnitude that 99.999% stay below
+    percentile   the magnitude that 99.999% of the rows' numbers stay below
     entropy      the range whose 128 steps keep most of the numbers' distribution (smallest Kullback-Leibler divergence)
+
+The first looks at all rows that went through a layer, the others at those drawn from them.
 """
 
 from __future__ import annotations
@@ -69,8 +71,7 @@ def find_scales(layers: Sequence[Linear], observed: ObservedRows, calibrator: Ca
         alike[layer.x].append(layer)
     scales: dict[str, float | None] = {}
     for group in alike.values():
-        rows = observed.all_rows(group[0].name)
-        scale = None if rows is None else _scale(rows, calibrator)
+        scale = _scale(observed, group[0].name, calibrator)
         scales |= {layer.name: scale for layer in group}
     return Scales(
         calibrator=calibrator,
@@ -86,8 +87,10 @@ def find_scales(layers: Sequence[Linear], observed: ObservedRows, calibrator: Ca
     )
 
 
-def _scale(rows: torch.Tensor, calibrator: Calibrator) -> float:
-    limit = float(rows.abs().max()) if calibrator == "minmax" else _limit(rows, calibrator)
+def _scale(observed: ObservedRows, name: str, calibrator: Calibrator) -> float | None:
+    if (rows := observed.rows(name)) is None:
+        return None
+    limit = observed.largest(name) if calibrator == "minmax" else _limit(rows, calibrator)
     return max(limit / LARGEST, float(np.finfo(np.float32).tiny))
 
 
@@ -117,7 +120,7 @@ def scales_from_file(path: Path) -> dict[str, Scales]:
             raise ValueError("unknown calibrator")
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise EagleError(
-            f"--scales {path} is no file of fp8 scales ({type(error).__name__}: {error}); an export with --precision "
+            f"--scales {path} is no calibration of fp8 ({type(error).__name__}: {error}); an export with --precision "
             "fp8 writes one as calibration.json into its bundle"
         ) from None
     return found

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from eagle_calibration.observe import observing
+from eagle_calibration.observe import ObservedRows, observing
 from eagle_calibration.plan import Plan, plan_layers, plans_from_file
 from eagle_calibration.scales import Scales, find_scales, scales_from_file
 from eagle_exporter.heads import HeadSpec
@@ -45,16 +45,16 @@ def calibrate(
     layers = {name: linears(graph.graph) for name, graph in graphs.items()}
     names = {name: [layer.name for layer in found] for name, found in layers.items()}
     target = cast(PreTrainedModel, modules["target"].get_submodule("model"))
-    with (
-        as_transformers_runs_it(target),
-        torch.no_grad(),
-        observing(modules["target"], names["target"]) as rows,
-        observing(modules["draft"], names["draft"]) as draft_rows,
-    ):
-        for answer in answers:
+    observed = {name: ObservedRows() for name in graphs}
+    for answer in answers:  # which may only now be made, by runs that are not to be observed
+        with (
+            as_transformers_runs_it(target),
+            torch.no_grad(),
+            observing(modules["target"], names["target"], observed["target"]),
+            observing(modules["draft"], names["draft"], observed["draft"]),
+        ):
             target(answer.tokens[None], use_cache=False)
             draft_chains(modules["draft"], spec, answer)
-    observed = {"target": rows, "draft": draft_rows}
     if "fp8" in how.precisions.values():
         calibrator = how.calibrator or "minmax"
         return {name: find_scales(layers[name], observed[name], calibrator) for name in how.calibrated}
@@ -75,7 +75,7 @@ def _read(how: Quantization, path: Path, graphs: Mapping[str, ir.Model]) -> Cali
                 f"--scales {path} is of another model: its {name} has {other and other[0]} where this one has "
                 f"{other and other[1]} (layer, outputs, inputs): leave --scales out to calibrate anew"
             )
-    return calibration
+    return {name: calibration[name] for name in graphs}
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:
@@ -94,15 +94,18 @@ def _plan_summary(plans: Sequence[Plan]) -> str:
     layers = [layer for plan in plans for layer in plan.layers]
     weights = sum(layer.inputs * layer.outputs for layer in layers)
     wide = sum(min(layer.wide, layer.inputs) * layer.outputs for layer in layers if not layer.float32)
-    kept = [layer.name for layer in layers if layer.float32]
-    return f"int8: {wide / weights:.0%} of the weights meet activations of 16 bits, the others of 8; {_kept(kept)}"
+    kept = [layer for layer in layers if layer.float32]
+    left = sum(layer.inputs * layer.outputs for layer in kept) / weights
+    return f"int8: {wide / weights:.0%} of the weights meet activations of 16 bits, the others of 8; " + (
+        f"{left:.0%} stay in float32 ({', '.join(layer.name for layer in kept[:4])})"
+        if kept
+        else "none stay in float32"
+    )
 
 
 def _scales_summary(scales: Sequence[Scales]) -> str:
     layers = [layer for part in scales for layer in part.layers]
     kept = [layer.name for layer in layers if layer.scale is None]
-    return f"fp8: static scales of {len(layers) - len(kept)} layers by {scales[0].calibrator}; {_kept(kept)}"
-
-
-def _kept(layers: Sequence[str]) -> str:
-    return f"{len(layers)} stay in float32 ({', '.join(layers[:4])})" if layers else "none stay in float32"
+    return f"fp8: static scales of {len(layers) - len(kept)} layers by {scales[0].calibrator}; " + (
+        f"{len(kept)} were never run and stay in float32 ({', '.join(kept[:4])})" if kept else "none stay in float32"
+    )

@@ -73,12 +73,12 @@ def export(
     out: Annotated[Path | None, typer.Option(help="Bundle to write.", show_default="MODEL-eagle")] = None,
     backend: Annotated[Backend, typer.Option(help="What will run the graphs.")] = Backend.ONNXRUNTIME,
     precision: Annotated[Precision, typer.Option(help="Of weights and arithmetic.")] = Precision.FP32,
-    head_precision: Annotated[
-        Precision | None, typer.Option(help="Of the head.", show_default="as --precision")
-    ] = None,
+    head_precision: Annotated[Precision | None, typer.Option(help="The head's.", show_default="as --precision")] = None,
     calibration_data: Annotated[Path | None, typer.Option(help="Prompts (JSON Lines) to calibrate on.")] = None,
     calibrator: Annotated[Calibrator | None, typer.Option(help="Of fp8's scales.", show_default="minmax")] = None,
-    scales: Annotated[Path | None, typer.Option(help="calibration.json of an earlier export to reuse.")] = None,
+    scales: Annotated[
+        Path | None, typer.Option(help="calibration.json of an earlier export: take all that its calibration found.")
+    ] = None,
     kernels: Annotated[Kernels, typer.Option(help="native: the package's own; stock: ONNX Runtime's.")] = Kernels.AUTO,
     capacity: Annotated[int | None, typer.Option(help="Tokens of context.", show_default="2048")] = None,
     prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens a pass.", show_default="256")] = None,

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from eagle_graphs import EagleError, GraphPorts, Tree, tree_from_parents
-from eagle_graphs.native import library_path
+from eagle_graphs.native import import_onnxruntime, library_path
 from eagle_graphs.native_ops import KEY_BLOCK
 from eagle_graphs.session_config import SESSION_CONFIG
 
@@ -77,8 +77,7 @@ class GraphUnderTest:
     """One lowered graph in ONNX Runtime and its module in torch, fed alike."""
 
     def __init__(self, name: str, path: Path, module: nn.Module, ports: GraphPorts, *, native: bool = False) -> None:
-        import onnxruntime
-
+        onnxruntime = import_onnxruntime()
         self.name, self.module, self.ports = name, module, ports
         self.parity: dict[str, OutputParity] = {}
         options = onnxruntime.SessionOptions()

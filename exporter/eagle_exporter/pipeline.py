@@ -74,7 +74,7 @@ class ExportOptions:
 def export(options: ExportOptions, steps: Steps) -> Report:
     """Makes the bundle and returns its report. Raises EagleError; then nothing is left behind."""
     how = options.quantization
-    kernels = choose_kernels(how)
+    kernels, notes = choose_kernels(how)
     with staged(options.out) as directory:
         with steps("load and check"):
             model, draft = find_checkpoint(options.model, what="target"), find_checkpoint(options.draft, what="head")
@@ -82,7 +82,7 @@ def export(options: ExportOptions, steps: Steps) -> Report:
             head = load_head(draft, target.config, options.overrides)
             graphs = _Graphs.of(target, head, top_k=max(profile.top_k for profile in options.profiles))
             limits = options.limits(int(target.config.max_position_embeddings))
-            notes = (*settle(target.model, capacity=limits.capacity), *how.notes())
+            notes += settle(target.model, capacity=limits.capacity)
             tokenizer = save_tokenizer(target.tokenizer, directory)
             prompts = prompt_tokens(target.tokenizer, load_prompts(), longest=limits.capacity - CHECKED_TOKENS)
         steps.say(notes)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from eagle_graphs import EagleError
 from eagle_graphs.manifest import Exactness
-from eagle_graphs.native import library_path
+from eagle_graphs.native import library_problem
 
 Precision = Literal["fp32", "int8", "int8-weights", "int4", "fp8"]
 Kernels = Literal["native", "stock"]
@@ -37,7 +37,7 @@ class Quantization:
     calibration_data: Path | None = None
     """Prompts to calibrate on, as JSON Lines; None for those shipped."""
     scales: Path | None = None
-    """calibration.json of an earlier export, to quantize as that did."""
+    """calibration.json of an earlier export, to quantize as that did: all that calibration found, not scales alone."""
 
     def __post_init__(self) -> None:
         found = set(self.precisions.values())
@@ -76,21 +76,18 @@ class Quantization:
         measured = ("fp8",) if self.kernels == "stock" else ("fp8", "int8")
         return tuple(name for name, precision in self.precisions.items() if precision in measured)
 
-    def notes(self) -> tuple[str, ...]:
-        """What the user should know of the choice."""
-        return (FP8_NOTE,) if "fp8" in self.precisions.values() else ()
-
     def check_exactness(self, exactness: Exactness) -> None:
         """Raises EagleError where a quantized target's trees were measured to be less exact than was asked for.
 
         INT8 promises bits, weights of few bits a gap as small as fp32's, fp8 nothing.
         """
-        promised = {"int8": ("bitwise",), "int4": _EXACT, "int8-weights": _EXACT}.get(self.precision)
-        if promised is not None and exactness.kind not in promised and not self.allow_inexact:
+        excluded = {"int8": ("near-tie", "statistical"), "int8-weights": ("statistical",), "int4": ("statistical",)}
+        if exactness.kind in excluded.get(self.precision, ()) and not self.allow_inexact:
+            reason = ", since some products stay in float32: experts, or layers that calibration left there"
             raise EagleError(
                 f"in {self.precision} this model's trees are not exact: logits differ from plain decoding's by up to "
-                f"{exactness.max_logit_difference:.2g}, since some products stay in float32: experts, or layers that "
-                "calibration left there. Export with --precision fp32, or with --allow-inexact"
+                f"{exactness.max_logit_difference:.2g}{reason if self.precision == 'int8' else ''}. Export with "
+                "--precision fp32, or with --allow-inexact"
             )
 
     def _chosen(self) -> str:
@@ -103,32 +100,26 @@ class Quantization:
         return " ".join(words)
 
 
-_EXACT = ("bitwise", "near-tie")
+def choose_kernels(how: Quantization) -> tuple[tuple[Kernels, ...], tuple[str, ...]]:
+    """The sets of kernels to make engines for, best first, and what the user should know of the choice.
 
-
-def choose_kernels(how: Quantization) -> tuple[Kernels, ...]:
-    """The sets of kernels to make engines for, best first, where "auto" asks for all that can be had.
-
-    Raises EagleError where the native library is needed and missing, or its exactness would be lost unasked.
+    Raises EagleError where the native library is needed and cannot be used, or its exactness would be lost unasked.
     """
-    built, precisions = library_path() is not None, how.precisions.values()
-    if how.kernels == "native" and not built:
+    precisions = how.precisions.values()
+    notes = (FP8_NOTE,) if "fp8" in precisions else ()
+    problem = None if how.kernels == "stock" else library_problem()
+    if how.kernels == "native" and problem is not None:
+        raise EagleError(f"--kernels native needs the library of native CPU ops, which cannot be used here: {problem}")
+    if "int8" in precisions and (problem is not None or (how.kernels == "stock" and not how.allow_inexact)):
         raise EagleError(
-            "--kernels native needs the library of native CPU ops, which was not built: install eagle-aot where there "
-            "is a C++ compiler, or from a wheel"
+            f"--precision int8 needs the library of native CPU ops{'' if problem is None else f' ({problem})'}, since "
+            "with ONNX Runtime's own attention a tree's text would not be plain decoding's: export with --precision "
+            "fp32, or accept such text with --kernels stock --allow-inexact"
         )
-    if "int8" in precisions:
-        if how.kernels == "stock" and how.allow_inexact:
-            return ("stock",)
-        if how.kernels == "stock" or not built:
-            raise EagleError(
-                "--precision int8 needs the library of native CPU ops, since with ONNX Runtime's own attention a "
-                "tree's text would not be plain decoding's: install eagle-aot where there is a C++ compiler, export "
-                "with --precision fp32, or accept such text with --kernels stock --allow-inexact"
-            )
-        return ("native",)
-    if how.kernels == "stock" or not built:
-        return ("stock",)
-    if how.kernels == "native" or "int8-weights" in precisions:  # whose stock product unpacks all weights in each pass
-        return ("native",)
-    return ("native", "stock")
+    if problem is not None:
+        return ("stock",), (*notes, f"graphs for ONNX Runtime's own ops alone: {problem}")
+    if how.kernels == "stock":
+        return ("stock",), notes
+    if how.kernels == "native" or {"int8", "int8-weights"} & set(precisions):  # of int8-weights the stock product
+        return ("native",), notes  # unpacks all weights in each pass
+    return ("native", "stock"), notes

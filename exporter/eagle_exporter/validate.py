@@ -15,7 +15,7 @@ import numpy as np
 from torch import nn
 
 from eagle_exporter.parity import Feeds, GraphUnderTest, OutputParity, chain, placement, tree_shapes
-from eagle_graphs import GraphPorts, Tree, tree_from_parents
+from eagle_graphs import EagleError, GraphPorts, Tree, tree_from_parents
 from eagle_graphs.manifest import Exactness
 
 _ROOM = 64  # cache rows beyond the prompt
@@ -94,7 +94,11 @@ def exactness_from_differences(differences: Sequence[np.ndarray]) -> Exactness:
 
     Two logits that each move by at most d can change order only where they are closer than 2 d.
     """
-    worst = max(float(difference.max()) for difference in differences)
+    worst = float(np.concatenate(differences).max())  # NaN if any is
+    if not np.isfinite(worst):
+        raise EagleError(
+            "the compiled target graph gives NaN or infinite logits in plain decoding: no bundle was written"
+        )
     gap = 2 * worst
     kind: Literal["bitwise", "near-tie", "statistical"]
     kind = "bitwise" if worst == 0 else "near-tie" if gap <= NEAR_TIE_GAP else "statistical"

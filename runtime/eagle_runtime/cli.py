@@ -39,9 +39,7 @@ def run(
     max_new_tokens: Annotated[int, typer.Option(help="Where an answer is cut.")] = 512,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends an answer; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-sequence token.")] = False,
-    temperature: Annotated[
-        float | None, typer.Option(help="Sample, at this temperature.", show_default="greedy")
-    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sample at this.", show_default="greedy")] = None,
     top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this probability.")] = None,
     min_p: Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest one's.")] = None,
@@ -61,6 +59,7 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Of the draws.", show_default="a new one")] = None,
     verify_mode: Annotated[str | None, typer.Option(help="'deterministic' or 'sampled' tree.")] = None,
     logprobs: Annotated[int | None, typer.Option(help="With --json: tokens' log-probabilities, and k best.")] = None,
+    kernels: Annotated[str, typer.Option(help="'native' or 'stock' (ONNX Runtime's), where it has both.")] = AUTO,
     threads: Annotated[int | None, typer.Option(help="Threads to compute with.", show_default="one a core")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Answer plainly too, and compare.")] = False,
     show_tree: Annotated[bool, typer.Option("--show-tree", help="Draw the tree of every round.")] = False,
@@ -99,7 +98,9 @@ def run(
     options |= {name: value for name, value in given_options.items() if value is not None}
     opened = AUTO if compare and profile == PLAIN else profile
     given = _read_prompt(source, messages, raw=raw)
-    with Session.open(bundle, profile=opened, threads=threads, verify=verify) as session:
+    with Session.open(bundle, profile=opened, threads=threads, kernels=kernels, verify=verify) as session:
+        if session.fallback is not None:
+            print(f"note: {' '.join(session.fallback.split())}", file=sys.stderr)
         options |= token_options(
             session.tokenizer,
             logit_bias=logit_bias or (),

@@ -5,10 +5,10 @@ Also a command, for whoever may not import the runtime, the exporter above all:
     python -m eagle_runtime.measure BUNDLE < request.json
 
 The request is {"prompts": [[token ids], ...], "profiles": ["plain", "8", ...], "kernels": "auto",
-"max_new_tokens": n}; the
-answer on standard output is {profile: {"token_ids": [[...], ...], "stats": {...}, "partings": [...]}}. Where a
-profile's tokens part from those of "plain", if that is among them, there is a parting {"prompt": number, "step": n,
-"found": token, "expected": plain's token, "gap": how far apart the two logits are, as the target gives them there}.
+"max_new_tokens": n}; the answer on standard output is {profile: {"token_ids": [[...], ...], "stats": {...},
+"partings": [...]}}. Where a profile's tokens part from those of "plain", if that is among them, there is a parting
+{"prompt": number, "step": n, "found": token, "expected": plain's token, "gap": how far apart the two logits are, as the
+target gives them there}.
 """
 
 from __future__ import annotations

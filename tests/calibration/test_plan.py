@@ -93,6 +93,30 @@ def test_a_layer_whose_weights_alone_hurt_stays_in_float32() -> None:
     assert planned(rows, weights).quantized() == {}
 
 
+@pytest.mark.parametrize("weights", [np.sign(normal(64, INPUTS)), np.eye(INPUTS, dtype=np.float32)])
+def test_weights_that_8_bits_hold_exactly_are_planned(weights: np.ndarray) -> None:
+    (plan,) = planned(normal(100, INPUTS), weights).layers
+    assert plan.error_of_weights < 1e-9
+    assert plan.error < 1e-5
+
+
+def test_rows_that_are_not_finite_are_not_observed() -> None:
+    rows = outliers(100, [7], 500)
+    rows[3, 2], rows[5, 9] = np.nan, np.inf
+    assert planned(rows, normal(32, INPUTS)).layers[0].order[0] == 7
+
+
+def test_a_long_observation_keeps_few_rows_from_all_of_it() -> None:
+    observed = ObservedRows()
+    for start in range(0, 5000, 100):
+        observed.add("x", torch.arange(start, start + 100.0)[:, None])
+    rows = observed.rows("x")
+    assert rows is not None
+    assert KEPT_ROWS / 2 < len(rows) <= KEPT_ROWS
+    assert rows.min() < 100
+    assert rows.max() > 4800
+
+
 def test_a_layer_that_never_ran_gets_16_bits_throughout() -> None:
     x = ir.val("x", ir.DataType.FLOAT, ["R", 100])
     (plan,) = plan_layers([layer("unseen", x, normal(8, 100))], ObservedRows()).layers
@@ -107,12 +131,22 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert plans_from_file(path) == plans
 
 
+@pytest.mark.parametrize("change", [{"order": [0] * INPUTS}, {"wide": 63}, {"wide": 4096}, {"wide": -64}])
+def test_a_plan_that_cannot_be_is_refused(change: dict[str, object], tmp_path: Path) -> None:
+    data = {"target": planned(outliers(50, [2], 99), normal(16, INPUTS)).to_dict()}
+    data["target"]["layers"][0].update(change)
+    path = tmp_path / "scales.json"
+    path.write_text(json.dumps(data, default=list))
+    with pytest.raises(EagleError, match="no calibration of int8"):
+        plans_from_file(path)
+
+
 @pytest.mark.parametrize("content", ["", "[]", '{"target": 1}', '{"target": {"layers": [{"name": "x"}]}}', None])
 def test_a_file_that_is_no_plan_is_refused(content: str | None, tmp_path: Path) -> None:
     path = tmp_path / "scales.json"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(EagleError, match=r"--scales .*scales.json is no file of scales .* calibration.json"):
+    with pytest.raises(EagleError, match=r"--scales .*scales.json is no calibration of int8 .* calibration.json"):
         plans_from_file(path)
 
 
@@ -125,7 +159,8 @@ def test_rows_are_rounded_by_their_own_largest() -> None:
 def test_rows_are_observed_at_the_layers_named_and_only_inside() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     x = torch.randn(3, 300, 4)
-    with torch.no_grad(), observing(model, ["2", "missing"]) as observed:
+    observed = ObservedRows()
+    with torch.no_grad(), observing(model, ["2", "missing"], observed):
         model(x)
     with torch.no_grad():
         model(x)

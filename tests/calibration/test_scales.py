@@ -103,5 +103,5 @@ def scales_as_json(**changes: object) -> str:
 def test_files_that_hold_no_scales(tmp_path: Path, text: str) -> None:
     path = tmp_path / "scales.json"
     path.write_text(text)
-    with pytest.raises(EagleError, match="is no file of fp8 scales"):
+    with pytest.raises(EagleError, match="is no calibration of fp8"):
         scales_from_file(path)

@@ -229,3 +229,18 @@ def _read_up_to(terminal: int, prompt: str | None) -> str:
             break
         seen += piece
     return seen.decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize(
+    ("module", "defaults"),
+    [
+        ("eagle_exporter.cli", ["(4,8,16)", "(MODEL-eagle)", "(as --precision)", "(2048)", "(256)", "fp32", "auto"]),
+        ("eagle_runtime", ["(greedy)", "(a new one)", "(one a core)", "512"]),
+    ],
+)
+def test_the_help_says_what_is_taken_by_default(module: str, defaults: list[str]) -> None:
+    environment = os.environ | {"COLUMNS": "200"}
+    command = [sys.executable, "-m", module, "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
+    for default in defaults:
+        assert f"[default: {default}]" in shown

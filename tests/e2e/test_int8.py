@@ -110,6 +110,14 @@ def test_a_scales_file_of_an_earlier_export_gives_the_same_weights(
     assert first.files["calibration.json"] == second.files["calibration.json"]
 
 
+def test_scales_of_both_graphs_quantize_those_that_are_asked_for(
+    tiny_int8_bundle: Path, tiny_target: Path, tiny_head: Path, tmp_path: Path
+) -> None:
+    more = ("--head-precision", "fp32", "--scales", str(tiny_int8_bundle / "calibration.json"))
+    export(tiny_target, tiny_head, tmp_path / "bundle", *SIZES, *more)
+    assert list(json.loads((tmp_path / "bundle" / "calibration.json").read_text())) == ["target"]
+
+
 @pytest.mark.real_model
 def test_every_profile_of_the_real_model_says_what_plain_decoding_says(
     request: pytest.FixtureRequest, demo_int8_bundle: Path, demo_prompts: list[list[dict[str, str]]]

@@ -112,5 +112,5 @@ def test_a_scales_file_of_an_earlier_export_gives_the_same_weights(
 
 
 def test_the_scales_of_int8_are_not_those_of_fp8(tiny_int8_bundle: Path) -> None:
-    with pytest.raises(EagleError, match="is no file of fp8 scales"):
+    with pytest.raises(EagleError, match="is no calibration of fp8"):
         scales_from_file(tiny_int8_bundle / "calibration.json")

@@ -15,7 +15,7 @@ from tests.reference.head import ReferenceHead
 from tests.reference.loop import ReferenceEagle
 from tests.rounds import compare_rounds
 
-PROMPTS, TOKENS = 8, 48
+PROMPTS, TOKENS = 4, 40
 
 
 @pytest.mark.real_model

@@ -481,3 +481,39 @@ def test_standard_input_that_is_not_text(tiny_bundle: Path) -> None:
     outcome = eagle_run(tiny_bundle, stdin=b"caf\xe9\n")  # a chat: the banner is out by then
     assert outcome.status == 2
     assert outcome.err == "error: standard input is not UTF-8 text\n"
+
+
+SIZES = ("--capacity", "160", "--prefill-chunk", "16")
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--scales", "x.json"], "--calibration-data and --scales are of quantization: add --precision int8"),
+        (["--calibration-data", "x.jsonl"], "are of quantization: add --precision int8"),
+        (["--precision", "int8", "--kernels", "stock"], "--precision int8 needs the library of native CPU ops"),
+        (["--precision", "int8", "--scales", "x.json", "--calibration-data", "y.jsonl"], "leave one out"),
+        (["--precision", "int8", "--scales", "nowhere.json"], "--scales nowhere.json is no calibration of int8"),
+        (["--precision", "int8", "--calibration-data", "nowhere.jsonl"], "cannot read the prompts from nowhere.jsonl"),
+    ],
+)
+def test_options_of_quantization_that_do_not_fit(
+    target: Path, tiny_head: Path, tmp_path: Path, more: list[str], words: str
+) -> None:
+    outcome = eagle_export(
+        "--model", target, "--draft", tiny_head, "--out", tmp_path / "bundle", "--accept-probe", *SIZES, *more
+    )
+    assert outcome.status == 2
+    assert words in outcome.err.splitlines()[-1]
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_scales_of_another_model_are_refused(
+    target: Path, tiny_head: Path, tiny_int8_bundle: Path, tmp_path: Path
+) -> None:
+    text = (tiny_int8_bundle / "calibration.json").read_text().replace("layers.1.", "layers.7.")
+    (tmp_path / "scales.json").write_text(text)
+    more = ("--accept-probe", "--precision", "int8", "--scales", tmp_path / "scales.json")
+    outcome = eagle_export("--model", target, "--draft", tiny_head, "--out", tmp_path / "bundle", *SIZES, *more)
+    assert outcome.status == 2
+    assert "is of another model: its target has ('model.model.layers.7." in outcome.err.splitlines()[-1]

@@ -32,6 +32,26 @@ def test_a_difference_within_rounding_passes_and_a_larger_one_stops_the_export()
         check_tolerance([good, bad])
 
 
+def test_a_quantized_graph_may_be_off_by_rounding_and_the_one_beside_it_may_not() -> None:
+    rounded, exact = (OutputParity(graph=graph, output="logits") for graph in ("target", "draft"))
+    rounded.add("case", np.array([1.1, 2.0]), np.array([1.0, 2.0]))
+    exact.add("case", np.array([1.1, 2.0]), np.array([1.0, 2.0]))
+    ids = OutputParity(graph="target", output="argmax_ids")
+    ids.add("case", np.array([40000]), np.array([3]))
+    assert rounded.rms == pytest.approx(0.1 / 5**0.5)
+    check_tolerance([rounded, ids], quantized=["target"])
+    with pytest.raises(EagleError, match=r"compiled draft graph is not torch's"):
+        check_tolerance([rounded, exact], quantized=["target"])
+    rounded.add("case", np.array([3.0, 2.0]), np.array([1.0, 2.0]))
+    with pytest.raises(EagleError, match=r"quantized target graph is too far from torch: logits is off by 6\d%"):
+        check_tolerance([rounded], quantized=["target"])
+
+
+def test_nan_in_plain_decoding_is_not_exactness() -> None:
+    with pytest.raises(EagleError, match="NaN or infinite logits in plain decoding"):
+        exactness_from_differences([np.array([0.0]), np.array([np.nan])])
+
+
 def test_nan_is_the_worst_difference() -> None:
     parity = OutputParity(graph="target", output="features")
     parity.add("case", np.array([1.0, np.nan]), np.array([1.0, 1.0]))

@@ -22,6 +22,7 @@ from eagle_graphs.manifest import Exactness, manifest_from_json
 
 EXACT = Exactness(kind="near-tie", logit_gap=1e-4, max_logit_difference=5e-5, rows=1)
 BITWISE = Exactness(kind="bitwise", logit_gap=0.0, max_logit_difference=0.0, rows=1)
+STATISTICAL = Exactness(kind="statistical", logit_gap=1.0, max_logit_difference=0.5, rows=1)
 
 
 def test_the_report_and_the_manifest_tell_what_was_done(tiny_bundle: Path) -> None:
@@ -115,9 +116,10 @@ def test_of_a_quantized_bundle_plain_decoding_is_the_truth(tiny_target: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("exactness", "gap", "passes"), [(BITWISE, 0.0, False), (EXACT, 9e-5, True), (EXACT, 2e-4, False)]
+    ("exactness", "gap", "passes"),
+    [(BITWISE, 0.0, False), (EXACT, 9e-5, True), (EXACT, 2e-4, False), (STATISTICAL, 2.0, True)],
 )
-def test_a_parting_from_plain_decoding_passes_within_the_measured_gap_alone(
+def test_a_parting_from_plain_decoding_passes_where_the_class_announces_it(
     tiny_target: Path, exactness: Exactness, gap: float, passes: bool
 ) -> None:
     target = load_target(find_checkpoint(str(tiny_target), what="target"))

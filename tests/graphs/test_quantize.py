@@ -122,6 +122,22 @@ def test_a_norm_that_others_read_stays(other: str) -> None:
     assert prologues(graph) == ["none"]
 
 
+@pytest.mark.parametrize("attributes", ["axis = 1", "axis = -1, stash_type = 10"])
+def test_a_norm_of_another_kind_stays(attributes: str) -> None:
+    body = f"n = RMSNormalization<{attributes}>(x, g) y = MatMul(n, w)"
+    text = f"agraph (float[1, 64, 64] x) => (float[1, 64, 32] y) {{{body}}}"
+    scale = weights(64, 64) if "axis = 1" in attributes else weights(64)
+    graph = quantized(text, g=scale, w=weights(64, 32))
+    quantize.absorb_norms(graph)
+    assert prologues(graph) == ["none"]
+
+
+def test_a_norm_without_an_epsilon_has_onnx_s() -> None:
+    text = "agraph (float[B, Q, 64] x) => (float[B, Q, 32] y) {n = RMSNormalization(x, g) y = MatMul(n, w)}"
+    graph = quantized(text, g=weights(64), w=weights(64, 32))
+    check(graph, quantize.absorb_norms, ["QuantLinear"], {"x": weights(1, 6, 64)})
+
+
 GATED = "agraph (float[B, Q, 64] x) => (float[B, Q, 32] y)"
 GATES = {
     "silu_mul": "s = Sigmoid(gate) a = Mul(gate, s)",
@@ -183,6 +199,16 @@ def test_two_layers_that_are_added_take_one_another_once() -> None:
     np.testing.assert_allclose(run(graph, feeds)[0], before[0], rtol=1e-6)
 
 
+def test_a_chain_of_residuals_stays_in_order() -> None:
+    body = "p = MatMul(x, w) q = MatMul(x, u) s = Neg(r) t = Add(p, s) y = Add(t, q)"
+    graph = quantized(RESIDUAL + f"{{{body}}}", w=weights(64, 32), u=weights(64, 32))
+    feeds = {"x": weights(1, 6, 64), "r": weights(1, 6, 32)}
+    before = run(graph, feeds)
+    quantize.absorb_residuals(graph)
+    assert ops(graph) == ["Neg", "QuantLinear", "QuantLinear"]
+    np.testing.assert_allclose(run(graph, feeds)[0], before[0], rtol=1e-6)
+
+
 def test_what_is_broadcast_is_no_residual() -> None:
     graph = quantized(
         "agraph (float[B, Q, 64] x, float[32] r) => (float[B, Q, 32] y) {p = MatMul(x, w) y = Add(p, r)}",
@@ -196,11 +222,12 @@ def test_what_is_broadcast_is_no_residual() -> None:
 def test_a_tied_embedding_shares_the_lm_head_s_bytes(ordered: bool) -> None:
     table = weights(48, 128)
     graph = model(
-        "agraph (int64[B, Q] ids) => (float[B, Q, 128] e, float[B, Q, 48] y) {e = Gather(t, ids) y = MatMul(e, w)}",
+        "agraph (int64[B, Q] input_ids) => (float[B, Q, 128] e, float[B, Q, 48] y)"
+        "{e = Gather(t, input_ids) y = MatMul(e, w)}",
         t=table,
         w=np.ascontiguousarray(table.T),
     )
-    feeds = {"ids": np.array([[0, 47, 9]])}
+    feeds = {"input_ids": np.array([[0, 47, 9]])}
     exact, _ = run(graph, feeds)
     tables = quantize_all(graph, wide=64, order=RANDOM.permutation(128).astype(np.int32) if ordered else None)
     quantize.quantize_embeddings(graph, tables)
@@ -220,6 +247,18 @@ def test_tables_that_the_token_ids_do_not_read_stay() -> None:
     )
     quantize.quantize_embeddings(graph, {})
     assert ops(graph) == ["Cast", "Transpose", "Gather"]
+
+
+def test_a_table_of_positions_is_no_embedding() -> None:
+    text = "agraph (int64[B, Q] position_ids) => (float[B, Q, 4] e) {e = Gather(t, position_ids)}"
+    graph = model(text, t=weights(9, 4))
+    quantize.quantize_embeddings(graph, {})
+    assert ops(graph) == ["Gather"]
+
+
+def test_a_gemm_whose_bias_is_broadcast_is_no_layer() -> None:
+    graph = model(LINEAR_FORMS["Gemm"][0], w=weights(40, 96), b=weights(1))
+    assert linears(graph.graph) == []
 
 
 def check(graph: ir.Model, change: Callable[[ir.Model], None], expected: list[str], feeds: Arrays) -> None:

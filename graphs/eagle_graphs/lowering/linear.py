@@ -12,6 +12,9 @@ import onnx_ir as ir
 
 from eagle_graphs.lowering.rewrite import Rewriter
 
+_TOKEN_IDS = ("input_ids", "token_ids")
+"""Inputs of the graphs that hold token ids."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Linear:
@@ -80,7 +83,7 @@ def lookups(graph: ir.Graph) -> list[ir.Node]:
 def _is_lookup(node: ir.Node) -> bool:
     table, ids = node.inputs
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
-    return axis == 0 and is_constant(table, rank=2) and ids is not None and ids.is_graph_input()
+    return axis == 0 and is_constant(table, rank=2) and ids is not None and ids.name in _TOKEN_IDS
 
 
 def constant(value: ir.Value) -> npt.NDArray[np.float32]:
@@ -105,9 +108,10 @@ def _linear(node: ir.Node) -> Linear | None:
         if any(name in node.attributes and node.attributes[name].value != value for name, value in plain.items()):
             return None
         bias = node.inputs[2] if len(node.inputs) > 2 else None
-        if bias is not None and not is_constant(bias, rank=1):
-            return None
         transposed = "transB" in node.attributes and bool(node.attributes["transB"].value)
+        outputs = weight.const_value.shape[0 if transposed else 1]  # type: ignore[union-attr]
+        if bias is not None and not (is_constant(bias, rank=1) and bias.const_value.shape[0] == outputs):  # type: ignore[union-attr]
+            return None
         return Linear(nodes=(node,), x=x, y=node.outputs[0], weight=weight, rows_are_outputs=transposed, bias=bias)
     nodes: tuple[ir.Node, ...] = (node,)
     y, bias = node.outputs[0], None

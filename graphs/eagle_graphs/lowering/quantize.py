@@ -156,16 +156,30 @@ def absorb_norms(model: ir.Model) -> None:
         norm = producer(node.inputs[0])
         if (
             node.attributes["prologue"].as_string() == "none"
-            and _is(norm, "RMSNormalization")
-            and is_constant(norm.inputs[1], rank=1)  # type: ignore[union-attr]
-            and _alone(norm.outputs[0])  # type: ignore[union-attr]
+            and norm is not None
+            and _is_norm_of_rows(norm, width=node.attributes["K"].as_int())
+            and _alone(norm.outputs[0])
         ):
-            assert norm is not None
             node.replace_input_with(0, norm.inputs[0])
             node.replace_input_with(_NORM, norm.inputs[1])
             node.attributes["prologue"] = ir.AttrString("prologue", "rms_norm")
-            node.attributes["epsilon"] = ir.AttrFloat32("epsilon", norm.attributes["epsilon"].as_float())
+            node.attributes["epsilon"] = ir.AttrFloat32("epsilon", _number(norm, "epsilon", 1e-5))
             model.graph.remove(norm, safe=True)
+
+
+def _is_norm_of_rows(norm: ir.Node, *, width: int) -> bool:
+    """Whether it is an RMSNormalization over the last axis, with a constant scale for each of its `width` numbers."""
+    scale = norm.inputs[1] if _is(norm, "RMSNormalization") else None
+    if scale is None or not is_constant(scale, rank=1) or scale.const_value.shape[0] != width:  # type: ignore[union-attr]
+        return False
+    x = norm.inputs[0]
+    last = {-1.0, len(x.shape) - 1.0} if x is not None and x.shape is not None else {-1.0}
+    return _number(norm, "axis", -1) in last and _number(norm, "stash_type", 1) == 1
+
+
+def _number(node: ir.Node, name: str, missing: float) -> float:
+    """A numeric attribute, or what its absence means."""
+    return float(node.attributes[name].value) if name in node.attributes else missing
 
 
 def absorb_gates(model: ir.Model) -> None:
@@ -182,8 +196,8 @@ def absorb_gates(model: ir.Model) -> None:
                 gate is not None
                 and both is not None
                 and _is(both, "Split")
-                and len(both.outputs) == 2
                 and list(both.outputs) == [gate, up]
+                and _splits_rows_in_halves(both)
             ):
                 node.replace_input_with(0, both.inputs[0])
                 node.attributes["prologue"] = ir.AttrString("prologue", name)
@@ -193,6 +207,12 @@ def absorb_gates(model: ir.Model) -> None:
                 break
 
 
+def _splits_rows_in_halves(split: ir.Node) -> bool:
+    sizes = split.inputs[1].const_value if len(split.inputs) > 1 and split.inputs[1] is not None else None
+    halves = sizes is not None and len(set(sizes.numpy().tolist())) == 1
+    return halves and _number(split, "axis", 0) == -1
+
+
 def _activation(node: ir.Node | None) -> tuple[ir.Value | None, str, tuple[ir.Node, ...]]:
     """What an activation reads, the prologue that computes it, and its nodes; None where it is none of the kernel's."""
     if node is not None and _is(node, "Mul"):
@@ -200,9 +220,13 @@ def _activation(node: ir.Node | None) -> tuple[ir.Value | None, str, tuple[ir.No
             sigmoid = producer(curve)
             if sigmoid is not None and _is(sigmoid, "Sigmoid") and sigmoid.inputs[0] is gate:
                 return gate, "silu_mul", (node, sigmoid)
-    if node is not None and _is(node, "Gelu") and node.attributes["approximate"].as_string() == "tanh":
+    if node is not None and _is(node, "Gelu") and _text(node, "approximate") == "tanh":
         return node.inputs[0], "gelu_tanh_mul", (node,)
     return None, "none", ()
+
+
+def _text(node: ir.Node, name: str) -> str:
+    return node.attributes[name].as_string() if name in node.attributes else ""
 
 
 def absorb_residuals(model: ir.Model) -> None:
@@ -222,6 +246,7 @@ def absorb_residuals(model: ir.Model) -> None:
         if made is not None and order[made] > order[node]:
             model.graph.remove(node)
             model.graph.insert_before(addition, node)
+            order[node] = order[addition]
         node.replace_input_with(_RESIDUAL, residual)
         rewriter.replace(addition.outputs[0], out)
         model.graph.remove(addition, safe=True)
