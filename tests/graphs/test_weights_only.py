@@ -77,8 +77,8 @@ def test_a_row_s_bits_do_not_depend_on_those_beside_it(bits: int, threads: int) 
 @pytest.mark.parametrize("width", [64, 96])
 def test_a_tied_embedding_has_the_lm_head_s_bytes(bits: int, width: int) -> None:
     table = weights(48, width)
-    text = f"agraph (int64[B, Q] ids, float[R, {width}] x) => (float[B, Q, {width}] e, float[R, 48] y)"
-    graph = model(f"{text} {{e = Gather(t, ids) y = Gemm<transB = 1>(x, t)}}", t=table)
+    text = f"agraph (int64[B, Q] input_ids, float[R, {width}] x) => (float[B, Q, {width}] e, float[R, 48] y)"
+    graph = model(f"{text} {{e = Gather(t, input_ids) y = Gemm<transB = 1>(x, t)}}", t=table)
     weights_only.quantize_weights(graph, bits=bits, round_rows=True)
     weights_only.quantize_tables(graph, bits=bits)
     assert sorted(ops(graph)) == ["GatherBlockQuantized", "MatMulNBits"]
@@ -87,11 +87,11 @@ def test_a_tied_embedding_has_the_lm_head_s_bytes(bits: int, width: int) -> None
         tensors = [node.inputs[i].const_value for node, i in ((lookup, ours), (product, theirs))]
         assert tensors[0].tobytes() == tensors[1].tobytes()
     ids = np.array([[0, 47, 9]])
-    embedded, _ = run(graph, {"ids": ids, "x": weights(1, width)})
+    embedded, _ = run(graph, {"input_ids": ids, "x": weights(1, width)})
     np.testing.assert_array_equal(embedded[0], numbers(table, bits)[ids[0]])
 
 
 def test_a_table_of_another_width_stays() -> None:
-    graph = model("agraph (int64[B, Q] ids) => (float[B, Q, 40] e) {e = Gather(t, ids)}", t=weights(9, 40))
+    graph = model("agraph (int64[B, Q] input_ids) => (float[B, Q, 40] e) {e = Gather(t, input_ids)}", t=weights(9, 40))
     weights_only.quantize_tables(graph, bits=4)
     assert ops(graph) == ["Gather"]
