@@ -163,6 +163,7 @@ def export(options: ExportOptions, steps: Steps) -> Report:
                 steps=steps.done(),
                 probe=probe,
                 precision=how.precision,
+                head_precision=how.head_precision,
                 parity=parity,
                 exactness={engine.kernels: engine.exactness for engine in engines},
                 agreement=agreement,

@@ -71,6 +71,7 @@ class Report:
     """Seconds."""
     probe: Probe
     precision: str
+    head_precision: str
     parity: dict[str, list[OutputParity]]
     """Of each set of kernels, as the next two."""
     exactness: dict[str, Exactness]

@@ -60,6 +60,7 @@ def engines(bundle: Path) -> tuple[Engine, ...]:
 def test_the_report_says_what_was_measured(bundle: Path) -> None:
     report = json.loads((bundle / "export-report.json").read_text())
     assert {engine.precision for engine in engines(bundle)} == {report["precision"]} == {bundle.name}
+    assert report["head_precision"] == bundle.name
     assert report["quality"]["divergence"] > 0
     assert (bundle / "calibration.json").exists() == (bundle.name == "fp8")
     for engine in engines(bundle):

@@ -24,6 +24,7 @@ from eagle_graphs.manifest import Exactness
         ({"precision": "int8-weights", "kernels": "stock"}, ("stock",)),
         ({"precision": "int8"}, ("native",)),
         ({"head_precision": "int8"}, ("native",)),
+        ({"head_precision": "int8", "kernels": "stock"}, ("stock",)),
         ({"precision": "int4", "head_precision": "int8"}, ("native",)),
         ({"precision": "int8", "kernels": "stock", "allow_inexact": True}, ("stock",)),
     ],
