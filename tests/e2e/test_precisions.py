@@ -116,3 +116,13 @@ def test_a_scales_file_of_an_earlier_export_gives_the_same_weights(
 def test_the_scales_of_int8_are_not_those_of_fp8(tiny_int8_bundle: Path) -> None:
     with pytest.raises(EagleError, match="is no calibration of fp8"):
         scales_from_file(tiny_int8_bundle / "calibration.json")
+
+
+def test_a_head_may_have_another_precision(checkpoints: tuple[Path, Path], tmp_path: Path) -> None:
+    mixed = export(checkpoints, tmp_path / "mixed", "--precision", "int4", INEXACT, "--head-precision", "int8")
+    report = json.loads((mixed / "export-report.json").read_text())
+    assert (report["precision"], report["head_precision"]) == ("int4", "int8")
+    assert json.loads((mixed / "calibration.json").read_text()).keys() == {"draft"}
+    (engine,) = engines(mixed)
+    for path, op_type in ((engine.target, "MatMulNBits"), (engine.draft, "QuantLinear")):
+        assert op_type in {node.op_type for node in ir.load(mixed / path).graph}
