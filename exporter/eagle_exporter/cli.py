@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from eagle_exporter.precision import Quantization
 from eagle_graphs import EagleError, Profile, paths_from_json, profiles_from_text, static_profile
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -33,6 +34,9 @@ class Precision(str, Enum):  # noqa: UP042
 
     FP32 = "fp32"
     INT8 = "int8"
+    INT8_WEIGHTS = "int8-weights"
+    INT4 = "int4"
+    FP8 = "fp8"
 
 
 class Kernels(str, Enum):  # noqa: UP042
@@ -41,6 +45,14 @@ class Kernels(str, Enum):  # noqa: UP042
     AUTO = "auto"
     NATIVE = "native"
     STOCK = "stock"
+
+
+class Calibrator(str, Enum):  # noqa: UP042
+    """How a static scale is found."""
+
+    MINMAX = "minmax"
+    PERCENTILE = "percentile"
+    ENTROPY = "entropy"
 
 
 class Lookup(str, Enum):  # noqa: UP042
@@ -62,8 +74,11 @@ def export(
     backend: Annotated[Backend, typer.Option(help="What will run the graphs.")] = Backend.ONNXRUNTIME,
     precision: Annotated[Precision, typer.Option(help="Of weights and arithmetic.")] = Precision.FP32,
     head_precision: Annotated[Precision | None, typer.Option(help="The head's.", show_default="as --precision")] = None,
-    calibration_data: Annotated[Path | None, typer.Option(help="Prompts (JSON Lines) to calibrate INT8 on.")] = None,
-    scales: Annotated[Path | None, typer.Option(help="calibration.json of an earlier export to reuse.")] = None,
+    calibration_data: Annotated[Path | None, typer.Option(help="Prompts (JSON Lines) to calibrate on.")] = None,
+    calibrator: Annotated[Calibrator | None, typer.Option(help="Of fp8's scales.", show_default="minmax")] = None,
+    scales: Annotated[
+        Path | None, typer.Option(help="calibration.json of an earlier export: take all that its calibration found.")
+    ] = None,
     kernels: Annotated[Kernels, typer.Option(help="native: the package's own; stock: ONNX Runtime's.")] = Kernels.AUTO,
     capacity: Annotated[int | None, typer.Option(help="Tokens of context.", show_default="2048")] = None,
     prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens a pass.", show_default="256")] = None,
@@ -75,7 +90,7 @@ def export(
     ] = None,
     accept_probe: Annotated[bool, typer.Option("--accept-probe", help="Export whatever the probe says.")] = False,
     allow_inexact: Annotated[
-        bool, typer.Option("--allow-inexact", help="INT8 even where trees are not exact.")
+        bool, typer.Option("--allow-inexact", help="Quantize even where trees are not exact.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on standard output.")] = False,
 ) -> None:
@@ -83,11 +98,15 @@ def export(
     if model is None and not inspect:
         raise typer.BadParameter("it is missing; only --inspect goes without it", context, param_hint="--model")
     chosen = _profiles(profiles, tree)
-    head_precision = precision if head_precision is None else head_precision
-    if precision is head_precision is Precision.FP32 and (calibration_data is not None or scales is not None):
-        raise EagleError("--calibration-data and --scales are of quantization: add --precision int8")
-    if calibration_data is not None and scales is not None:
-        raise EagleError("--scales reuses an earlier calibration, --calibration-data makes one: leave one out")
+    quantization = Quantization(
+        precision=precision.value,
+        head_precision=(precision if head_precision is None else head_precision).value,
+        kernels=kernels.value,
+        allow_inexact=allow_inexact,
+        calibrator=None if calibrator is None else calibrator.value,
+        calibration_data=calibration_data,
+        scales=scales,
+    )
     console = Console(stderr=True)
     _quiet_libraries()
     try:
@@ -124,12 +143,7 @@ def export(
         prefill_chunk=prefill_chunk,
         overrides=overrides,
         accept_probe=accept_probe,
-        precision=precision.value,
-        head_precision=head_precision.value,
-        calibration_data=calibration_data,
-        scales=scales,
-        kernels=kernels.value,
-        allow_inexact=allow_inexact,
+        quantization=quantization,
     )
     report = run_export(options, Steps(console))
     report.print(console)

@@ -6,7 +6,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_calibration.evaluation import Quality
-from eagle_exporter.parity import QUANTIZED_TOLERANCE, TOLERANCE, OutputParity, check_tolerance
+from eagle_exporter.parity import TOLERANCE, OutputParity, check_tolerance
 from eagle_exporter.probe import DEPTH, Probe
 from eagle_exporter.proof import Agreement
 from eagle_graphs.manifest import Exactness
@@ -45,7 +45,7 @@ class Steps:
         for note in notes:
             self._console.print(f"[yellow]note[/yellow]  {note}", highlight=False)
 
-    def check_parity(self, parity: Sequence[OutputParity], *, quantized: Collection[str]) -> None:
+    def check_parity(self, parity: Sequence[OutputParity], *, quantized: Mapping[str, float]) -> None:
         """Prints the parity table; raises EagleError where an output is out of tolerance."""
         self._console.print(parity_table(parity, quantized=quantized))
         check_tolerance(parity, quantized=quantized)
@@ -71,6 +71,7 @@ class Report:
     """Seconds."""
     probe: Probe
     precision: str
+    head_precision: str
     parity: dict[str, list[OutputParity]]
     """Of each set of kernels, as the next two."""
     exactness: dict[str, Exactness]
@@ -83,7 +84,7 @@ class Report:
     taps: tuple[int, ...]
     head_layout: str
     notes: tuple[str, ...]
-    """What is special about this target's graph."""
+    """What is special about this target's graph, and about the precision."""
     versions: dict[str, str]
     sizes: dict[str, int]
     """Bytes of each file."""
@@ -115,11 +116,12 @@ class Report:
         console.print(table)
         for kernels, exactness in self.exactness.items():
             agreement = self.agreement[kernels]
-            apart = len({parting.prompt for parting in agreement.partings})
             console.print(
                 f"{kernels} kernels: {exactness.sentence()}; greedy equals torch on {agreement.tokens} tokens of "
-                f"{agreement.prompts - apart} of {agreement.prompts} prompts",
+                f"{agreement.alike(agreement.from_torch)} of {agreement.prompts} prompts, and plain decoding on "
+                f"{agreement.alike(agreement.from_plain)}",
                 highlight=False,
+                style="yellow" if exactness.kind == "statistical" else "",
             )
         if self.quality is not None:
             console.print(self.quality.sentence(), highlight=False)
@@ -130,16 +132,16 @@ class Report:
         )
 
 
-def parity_table(parity: Sequence[OutputParity], *, quantized: Collection[str]) -> Table:
+def parity_table(parity: Sequence[OutputParity], *, quantized: Mapping[str, float]) -> Table:
     """Every output's worst element, and its error over all elements."""
-    tolerance = f"{TOLERANCE:g}" + (f"; of {', '.join(quantized)}: rms {QUANTIZED_TOLERANCE:g}" if quantized else "")
+    tolerance = "; ".join((f"{TOLERANCE:g}", *(f"of {graph}: rms {most:g}" for graph, most in quantized.items())))
     title = f"against torch (tolerance {tolerance})"
     table = Table("graph", "output", "compared", "rms", "worst", "relative", "at", title=title)
     for entry in parity:
-        rounded = entry.graph in quantized
-        if rounded and entry.output.endswith("_ids"):
+        allowed = quantized.get(entry.graph)
+        if allowed is not None and entry.output.endswith("_ids"):
             continue  # rounding changes close choices; a distance between ids says nothing
-        style = "red" if (entry.rms > QUANTIZED_TOLERANCE if rounded else entry.relative > TOLERANCE) else ""
+        style = "red" if (entry.relative > TOLERANCE if allowed is None else entry.rms > allowed) else ""
         table.add_row(
             entry.graph,
             entry.output,
