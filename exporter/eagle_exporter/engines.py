@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from eagle_calibration.plan import Plan
 from eagle_exporter.bundle import WeightFile
-from eagle_graphs import EagleError
-from eagle_graphs.lowering import Tables, lower_for_native_cpu, lower_for_onnxruntime_cpu
+from eagle_graphs import EagleError, Profile
+from eagle_graphs.lowering import Tables, lower_for_native_cpu, lower_for_onnxruntime_cpu, unroll_draft
 from eagle_graphs.manifest import Engine, Exactness
 from eagle_graphs.native import library_path
 
@@ -51,8 +51,12 @@ def write_engines(
     plans: Mapping[str, Plan],
     *,
     precision: str,
+    profiles: Collection[Profile],
 ) -> list[Engine]:
-    """Lowers and writes the neutral graphs "target" and "draft" for each of `kernels`. The graphs are used up."""
+    """Lowers and writes the neutral graphs "target" and "draft" for each of `kernels`. The graphs are used up.
+
+    Of the lowered head, a graph of the whole round is made for every profile whose tree is dynamic.
+    """
     below = f"onnxruntime-cpu-{precision}"
     (directory / below).mkdir()
     weights = WeightFile(directory / below)
@@ -69,6 +73,11 @@ def write_engines(
             weights.move_out(graph)
             paths[name] = f"{below}/{name}-{kind}.onnx"
             ir.save(graph, directory / paths[name])
+        rounds = {}
+        for profile in (profile for profile in profiles if not profile.paths):
+            rounds[str(profile.nodes)] = f"{below}/draft-round-{profile.nodes}-{kind}.onnx"
+            # The draft graph, the last one, names its weights in the file by now, and so do its copies.
+            ir.save(unroll_draft(graph, profile), directory / rounds[str(profile.nodes)])
         engines.append(
             Engine(
                 backend="onnxruntime",
@@ -78,6 +87,7 @@ def write_engines(
                 slots=1,
                 target=paths["target"],
                 draft=paths["draft"],
+                draft_rounds=rounds,
                 exactness=UNMEASURED,
             )
         )
