@@ -29,7 +29,7 @@ head (int64[B,Q] token_ids, float[B,Q,2] hidden, int64[B,Q] position_ids, bool[B
   => (float[R,2] hidden_out, int64[R,8] topk_ids, float[R,8] topk_logprobs,
       float[B,1,C,1] present_key_0, float[B,1,C,1] present_value_0)
 <int64 zero = {0}, int64 one = {1}, int64[1] last = {-1}, int64[1] flat = {-1}, int64[2] pairs = {-1, 2},
- int64 c3 = {3}, int64 c5 = {5}, int64 c7 = {7}, int64 c11 = {11}, int64 modulus = {97}>
+ int64[1] width = {8}, int64 c3 = {3}, int64 c5 = {5}, int64 c7 = {7}, int64 c11 = {11}, int64 modulus = {97}>
 {
   seen = Cast<to = 7>(tree_mask)
   all = Shape(tree_mask)
@@ -52,8 +52,10 @@ head (int64[B,Q] token_ids, float[B,Q,2] hidden, int64[B,Q] position_ids, bool[B
   places = Mod(mixed, modulus)
   all_places = Reshape(places, flat)
   place = Gather(all_places, logit_rows)
-  topk_ids = Gather(ids, place)
-  topk_logprobs = Gather(logprobs, place)
+  row_logprobs = Gather(logprobs, place)
+  topk_logprobs, ranks = TopK(row_logprobs, width)
+  row_ids = Gather(ids, place)
+  topk_ids = GatherElements<axis = 1>(row_ids, ranks)
   features = Reshape(hidden, pairs)
   feature_rows = Gather(features, logit_rows)
   table_rows = Gather(states, place)
@@ -80,7 +82,7 @@ def fake_head(random: np.random.Generator, choices: tuple[float, ...]) -> ir.Mod
 
 
 def add_tables(model: onnx.ModelProto, random: np.random.Generator, choices: tuple[float, ...]) -> onnx.ModelProto:
-    logprobs = -np.sort(-random.choice(choices, (ROWS, WIDTH)).astype(np.float32))
+    logprobs = random.choice(choices, (ROWS, WIDTH)).astype(np.float32)
     ids = np.stack([random.permutation(1000)[:WIDTH] for _ in range(ROWS)])
     states = random.integers(-3, 4, (ROWS, 2)).astype(np.float32)
     for name, table in (("logprobs", logprobs), ("ids", ids), ("states", states)):

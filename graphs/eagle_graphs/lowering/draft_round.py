@@ -7,7 +7,7 @@ of `eagle_graphs.dynamic_tree.grow` and `eagle_graphs.tree.rerank`, ties include
 index.
 
     K  children of a node; rows of a level    N  nodes of the tree, root included    h  hidden width of the head
-    M  candidates, of which number 0 is the root and 1 to K its children
+    M  candidates, level by level, and the root behind them
 """
 
 from __future__ import annotations
@@ -128,19 +128,15 @@ class _Head:
         caches = [value for value in self._graph.outputs if str(value.name).startswith("present_")]
         for like, name in zip(caches, cache_names(prefix, len(caches) // 2), strict=True):
             self.caches.append((name, results[str(like.name)], like))
-        tokens, values = (self._narrow(results[name]) for name in ("topk_ids", "topk_logprobs"))
-        return tokens, values, results["hidden_out"]
-
-    def _narrow(self, value: ir.Value) -> ir.Value:
-        """The first K columns: the head may give more for a profile that is wider."""
-        ints = self._builder.ints
-        return self._builder.one("Slice", value, ints(0), ints(self._width), ints(1))
+        choice = next(node for node in reversed(nodes) if node.op_type == "TopK")  # of the children, by its place
+        choice.replace_input_with(1, self._builder.ints(self._width))  # the head's own may be wider than the profile
+        return results["topk_ids"], results["topk_logprobs"], results["hidden_out"]
 
 
 def _grow(builder: _Builder, head: _Head, profile: Profile) -> tuple[list[ir.Value], list[ir.Value], list[ir.Value]]:
     """The candidates, as `eagle_graphs.dynamic_tree.grow` finds them.
 
-    Returns, by level: tokens, the root's before them, and values, each [1, candidates]; and the candidates [1, K] that
+    Returns, by level: tokens, the root's behind them, and values, each [1, candidates]; and the candidates [1, K] that
     each level expands.
     """
     one, ints, width, given = builder.one, builder.ints, profile.top_k, builder.inputs
@@ -148,18 +144,18 @@ def _grow(builder: _Builder, head: _Head, profile: Profile) -> tuple[list[ir.Val
     root, position = (one("Gather", given[name], given["logit_rows"], axis=1) for name in ("token_ids", "position_ids"))
     committed = one("Add", given["kv_length"], one("Add", given["logit_rows"], ints(1)))
 
-    all_tokens, all_values = [root, tokens], [values]
+    all_tokens, all_values = [tokens], [values]
     own_rows = builder.constant(np.eye(width, dtype=np.bool_)[None])
     ancestors = own_rows  # [1, K, S]
     parent_rows = builder.constant(np.zeros((1, width), np.int64))  # of the last pass
-    expanded = [builder.constant(np.arange(1, width + 1)[None])]
+    expanded = [builder.constant(np.arange(width)[None])]
     for level in range(1, profile.depth):
         if level > 1:
             values, best = builder.top(all_values[-1], width)
             tokens, parent_rows = one("Gather", one("Reshape", tokens, ints(-1)), best), one("Div", best, ints(width))
             ancestors = one("Gather", one("Squeeze", ancestors, ints(0)), parent_rows)
             ancestors = one("Concat", ancestors, own_rows, axis=2)
-            expanded.append(one("Add", best, ints(1 + width + (level - 2) * width**2)))
+            expanded.append(one("Add", best, ints(width + (level - 2) * width**2)))
         feeds = {
             "token_ids": tokens,
             "hidden": one("Gather", hidden, parent_rows),
@@ -172,7 +168,7 @@ def _grow(builder: _Builder, head: _Head, profile: Profile) -> tuple[list[ir.Val
         tokens, logprobs, hidden = head.children(feeds)
         all_tokens.append(builder.flat(tokens))
         all_values.append(builder.flat(one("Add", above, logprobs)))
-    return all_tokens, all_values, expanded
+    return [*all_tokens, root], all_values, expanded
 
 
 def _rerank(
@@ -194,18 +190,18 @@ def _rerank(
     one, constant, nodes = builder.one, builder.constant, profile.nodes
     width, depth = profile.top_k, profile.depth
     assert nodes**depth < 2**63, "the tree is too deep for paths as numbers"
-    levels = [1, width, *[width**2] * (depth - 1)]
-    depths = np.repeat(np.arange(depth + 1), levels)  # [M]
-    spans = constant(nodes ** (depth - depths))
-    # Candidate -> its parent's place in `above`. The root is its own parent here.
-    parent_places = constant(np.repeat(np.arange((depth - 1) * width + 1), [1 + width] + [width] * (depth - 1) * width))
-    above = one("Concat", builder.ints(0), *(one("Reshape", v, builder.ints(-1)) for v in expanded), axis=0)
+    depths = np.append(np.repeat(np.arange(1, depth + 1), [width, *[width**2] * (depth - 1)]), 0)  # [M]
+    root, spans = len(depths) - 1, constant(nodes ** (depth - depths))
+    # Candidate -> its parent's place in `above`, the root's being the first. Here the root is its own parent.
+    places = np.append(np.repeat(np.arange((depth - 1) * width + 1), width), 0)
+    above = one("Concat", builder.ints(root), *(one("Reshape", v, builder.ints(-1)) for v in expanded), axis=0)
 
-    root_value = constant(np.zeros((1, 1), np.float32))
-    value, chosen = builder.top(one("Concat", root_value, *values, axis=1), nodes)  # by rank; the root is the first
-    ranks, no_ranks = constant(np.arange(nodes)[None]), constant(np.zeros((1, len(depths)), np.int64))
+    value, chosen = builder.top(one("Concat", *values, axis=1), nodes - 1)
+    value = one("Concat", constant(np.zeros((1, 1), np.float32)), value, axis=1)  # by rank; the root is the first
+    chosen = one("Concat", constant(np.array([[root]])), chosen, axis=1)
+    ranks, no_ranks = constant(np.arange(nodes)[None]), constant(np.zeros((1, root + 1), np.int64))
     rank = one("ScatterElements", no_ranks, chosen, ranks, axis=1)
-    parent = one("GatherElements", rank, one("Gather", above, one("Gather", parent_places, chosen)), axis=1)
+    parent = one("GatherElements", rank, one("Gather", above, one("Gather", constant(places), chosen)), axis=1)
     digit = one("Mul", one("Gather", spans, chosen), ranks)
     number = digit
     for _ in range(depth - 1):
