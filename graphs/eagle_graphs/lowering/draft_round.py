@@ -22,6 +22,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from eagle_graphs.lowering.rewrite import Rewriter
+from eagle_graphs.native_ops import TOP_LOGPROBS
 from eagle_graphs.ports import cache_names, round_cache_prefixes
 from eagle_graphs.profiles import Profile
 
@@ -128,9 +129,15 @@ class _Head:
         caches = [value for value in self._graph.outputs if str(value.name).startswith("present_")]
         for like, name in zip(caches, cache_names(prefix, len(caches) // 2), strict=True):
             self.caches.append((name, results[str(like.name)], like))
-        choice = next(node for node in reversed(nodes) if node.op_type == "TopK")  # of the children, by its place
-        choice.replace_input_with(1, self._builder.ints(self._width))  # the head's own may be wider than the profile
+        self._narrow(next(node for node in reversed(nodes) if node.op_type in ("TopK", TOP_LOGPROBS)))
         return results["topk_ids"], results["topk_logprobs"], results["hidden_out"]
+
+    def _narrow(self, choice: ir.Node) -> None:
+        """Has the children's choice, the last one in the head, give as many as the profile takes."""
+        if choice.op_type == TOP_LOGPROBS:
+            choice.attributes["k"] = ir.AttrInt64("k", self._width)
+        else:
+            choice.replace_input_with(1, self._builder.ints(self._width))
 
 
 def _grow(builder: _Builder, head: _Head, profile: Profile) -> tuple[list[ir.Value], list[ir.Value], list[ir.Value]]:
