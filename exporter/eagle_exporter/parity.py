@@ -192,7 +192,7 @@ def check_tolerance(entries: Sequence[OutputParity], *, quantized: Collection[st
     if failed:
         worst = max(failed, key=lambda entry: entry.relative)
         raise EagleError(
-            f"the compiled {worst.graph} graph is not its reference's: {worst.output} differs by {worst.worst:.3g} "
+            f"the compiled {worst.graph} graph is not what it was made from: {worst.output} differs by {worst.worst:.3g} "
             f"(relative {worst.relative:.3g}, tolerance {TOLERANCE:g}) at {worst.where}. No bundle was written; "
             "please report this with the model's name"
         )
