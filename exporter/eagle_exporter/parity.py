@@ -193,8 +193,8 @@ def check_tolerance(entries: Sequence[OutputParity], *, quantized: Collection[st
         worst = max(failed, key=lambda entry: entry.relative)
         raise EagleError(
             f"the compiled {worst.graph} graph is not what it was made from: {worst.output} differs by "
-            f"{worst.worst:.3g} (relative {worst.relative:.3g}, tolerance {TOLERANCE:g}) at {worst.where}. No bundle was written; "
-            "please report this with the model's name"
+            f"{worst.worst:.3g} (relative {worst.relative:.3g}, tolerance {TOLERANCE:g}) at {worst.where}. No bundle "
+            "was written; please report this with the model's name"
         )
 
 
