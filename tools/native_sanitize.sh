@@ -17,4 +17,5 @@ trap 'rm -rf "$build"' EXIT
 LD_PRELOAD="$("$CXX" -print-file-name=libasan.so):$("$CXX" -print-file-name=libstdc++.so)" \
 ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONMALLOC=malloc \
 EAGLE_NATIVE_LIBRARY="$build/eagle_ops.so" \
-    "${PYTHON:-python}" -m pytest -p no:cacheprovider tests/graphs/test_native_*.py tests/graphs/test_quant_linear.py "$@"
+    "${PYTHON:-python}" -m pytest -p no:cacheprovider tests/graphs/test_native_*.py tests/graphs/test_quant_linear.py \
+    tests/graphs/test_top_logprobs.py "$@"

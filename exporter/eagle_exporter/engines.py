@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import onnx_ir as ir
@@ -12,7 +12,8 @@ from eagle_calibration.scales import Scales
 from eagle_exporter.bundle import WeightFile
 from eagle_exporter.calibrate import Calibration
 from eagle_exporter.precision import WEIGHT_BITS, Kernels, Precision
-from eagle_graphs.lowering import Tables, lower_for_native_cpu, lower_for_onnxruntime_cpu
+from eagle_graphs import Profile
+from eagle_graphs.lowering import Tables, lower_for_native_cpu, lower_for_onnxruntime_cpu, unroll_draft
 from eagle_graphs.lowering.float8 import quantize_float8
 from eagle_graphs.lowering.stock_int8 import quantize_linears_with_stock_ops
 from eagle_graphs.lowering.weights_only import quantize_tables, quantize_weights
@@ -28,8 +29,12 @@ def write_engines(
     kernels: tuple[Kernels, ...],
     precisions: Mapping[str, Precision],
     calibration: Calibration,
+    profiles: Collection[Profile],
 ) -> list[Engine]:
-    """Lowers and writes the neutral graphs "target" and "draft" for each of `kernels`. The graphs are used up."""
+    """Lowers and writes the neutral graphs "target" and "draft" for each of `kernels`. The graphs are used up.
+
+    Of the lowered head, a graph of the whole round is made for every profile whose tree is dynamic.
+    """
     precision = precisions["target"]
     below = f"onnxruntime-cpu-{precision}"
     (directory / below).mkdir()
@@ -49,6 +54,11 @@ def write_engines(
             weights.move_out(graph)
             paths[name] = f"{below}/{name}-{kind}.onnx"
             ir.save(graph, directory / paths[name])
+        rounds = {}
+        for profile in (profile for profile in profiles if not profile.paths):
+            rounds[str(profile.nodes)] = f"{below}/draft-round-{profile.nodes}-{kind}.onnx"
+            # The draft graph, the last one, names its weights in the file by now, and so do its copies.
+            ir.save(unroll_draft(graph, profile), directory / rounds[str(profile.nodes)])
         engines.append(
             Engine(
                 backend="onnxruntime",
@@ -58,6 +68,7 @@ def write_engines(
                 slots=1,
                 target=paths["target"],
                 draft=paths["draft"],
+                draft_rounds=rounds,
                 exactness=UNMEASURED,
             )
         )

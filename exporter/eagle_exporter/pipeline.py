@@ -19,7 +19,7 @@ from eagle_exporter.eagle1 import Eagle1Head
 from eagle_exporter.eagle3 import Eagle3Head
 from eagle_exporter.engines import write_engines
 from eagle_exporter.heads import Head, Overrides, TargetShape, load_head
-from eagle_exporter.parity import OutputParity
+from eagle_exporter.parity import LoweredGraph, OutputParity
 from eagle_exporter.precision import Quantization, choose_kernels
 from eagle_exporter.probe import Answer, read_answers, run_probe
 from eagle_exporter.proof import Agreement
@@ -29,7 +29,17 @@ from eagle_exporter.target import Target, TargetGraph, load_target, settle
 from eagle_exporter.tokenizer import prompt_tokens, save_tokenizer
 from eagle_exporter.trace import trace
 from eagle_exporter.validate import compare_draft, compare_target
-from eagle_graphs import EagleError, GraphPorts, KVGeometry, Manifest, Profile, draft_ports, target_ports
+from eagle_exporter.validate_rounds import compare_rounds
+from eagle_graphs import (
+    EagleError,
+    GraphPorts,
+    KVGeometry,
+    Manifest,
+    Profile,
+    draft_ports,
+    draft_round_ports,
+    target_ports,
+)
 from eagle_graphs.manifest import FILE_NAME, Engine, Exactness, HeadInfo, Limits, TargetInfo
 from eagle_graphs.native_ops import KEY_BLOCK
 
@@ -103,12 +113,12 @@ def export(options: ExportOptions, steps: Steps) -> Report:
             steps.say([summary(calibration)])
         del answers
         with steps("lower for ONNX Runtime on the CPU and write"):
-            engines = write_engines(directory, neutral, kernels, how.precisions, calibration)
+            engines = write_engines(directory, neutral, kernels, how.precisions, calibration, options.profiles)
             del neutral
         parity: dict[str, list[OutputParity]] = {}
         for index, engine in enumerate(engines):
             with steps(f"compare with torch ({engine.kernels} kernels)"):
-                parity[engine.kernels], exactness = _compare(directory, engine, graphs, head, prompts)
+                parity[engine.kernels], exactness = _compare(directory, engine, graphs, head, options.profiles, prompts)
             steps.check_parity(parity[engine.kernels], quantized=how.quantized)
             engines[index] = replace(engine, exactness=exactness)
             how.check_exactness(exactness)
@@ -217,6 +227,10 @@ class _Graphs:
         """The same of the head's graph."""
         return draft_ports(self.draft_kv, hidden_width=self.hidden_width, top_k=self.top_k, key_block=key_block)
 
+    def draft_round_ports(self, profile: Profile, key_block: int = 1) -> GraphPorts:
+        """The same of the graph of a whole round."""
+        return draft_round_ports(self.draft_kv, profile, hidden_width=self.hidden_width, key_block=key_block)
+
     def modules(self) -> dict[str, nn.Module]:
         """The modules by their graphs' names."""
         return {"target": self.target, "draft": self.head}
@@ -243,7 +257,12 @@ def _answers(options: ExportOptions, target: Target, limits: Limits) -> Iterator
 
 
 def _compare(
-    directory: Path, engine: Engine, graphs: _Graphs, head: Head, prompts: Sequence[Sequence[int]]
+    directory: Path,
+    engine: Engine,
+    graphs: _Graphs,
+    head: Head,
+    profiles: Sequence[Profile],
+    prompts: Sequence[Sequence[int]],
 ) -> tuple[list[OutputParity], Exactness]:
     """How far an engine's graphs are from torch, and how exact its trees are."""
     native = engine.kernels == "native"
@@ -263,6 +282,21 @@ def _compare(
         features,
         position_offset=head.spec.position_offset,
         native=native,
+    )
+    parity += compare_rounds(
+        LoweredGraph(directory / engine.draft, graphs.draft_ports(engine.key_block), native=native),
+        {
+            profile: LoweredGraph(
+                directory / engine.draft_rounds[str(profile.nodes)],
+                graphs.draft_round_ports(profile, engine.key_block),
+                native=native,
+            )
+            for profile in profiles
+            if str(profile.nodes) in engine.draft_rounds
+        },
+        prompts,
+        features,
+        position_offset=head.spec.position_offset,
     )
     return parity, exactness
 

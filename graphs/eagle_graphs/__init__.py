@@ -2,7 +2,7 @@
 
 from eagle_graphs.errors import EagleError
 from eagle_graphs.manifest import Manifest
-from eagle_graphs.ports import GraphPorts, KVGeometry, Port, draft_ports, target_ports
+from eagle_graphs.ports import GraphPorts, KVGeometry, Port, draft_ports, draft_round_ports, target_ports
 from eagle_graphs.profiles import Profile, paths_from_json, profile_from_nodes, profiles_from_text, static_profile
 from eagle_graphs.tree import Candidates, Tree, rerank, root_only, tree_from_parents
 
@@ -16,6 +16,7 @@ __all__ = [
     "Profile",
     "Tree",
     "draft_ports",
+    "draft_round_ports",
     "paths_from_json",
     "profile_from_nodes",
     "profiles_from_text",

@@ -18,7 +18,7 @@ from eagle_graphs.native_ops import KEY_BLOCK
 from eagle_graphs.ports import DTYPES, KVGeometry
 from eagle_graphs.profiles import Profile
 
-SCHEMA = 2
+SCHEMA = 3
 FILE_NAME = "manifest.json"
 
 T = TypeVar("T")
@@ -115,6 +115,8 @@ class Engine:
     """Sequences that one call takes (B)."""
     target: str
     draft: str
+    draft_rounds: dict[str, str]
+    """By the nodes of a profile whose tree is dynamic: all passes of a round of drafting as one graph."""
     exactness: Exactness
 
     @property
@@ -171,7 +173,11 @@ class Manifest:
             check_path(path)
         named = [
             self.tokenizer.tokenizer,
-            *(graph for engine in self.engines for graph in (engine.target, engine.draft)),
+            *(
+                graph
+                for engine in self.engines
+                for graph in (engine.target, engine.draft, *engine.draft_rounds.values())
+            ),
         ]
         if self.tokenizer.chat_template is not None:
             named.append(self.tokenizer.chat_template)
@@ -192,7 +198,13 @@ class Manifest:
                     raise EagleError(f"manifest.{where}.{name} is {value}; expected 1 or more: export the bundle again")
                 if name == "dtype" and value not in DTYPES:
                     raise EagleError(f"manifest.{where}.dtype is {value!r}; expected one of {', '.join(DTYPES)}")
+        dynamic = [str(profile.nodes) for profile in self.profiles if not profile.paths]
         for index, engine in enumerate(self.engines):
+            if unknown := [name for name in engine.draft_rounds if name not in dynamic]:
+                raise EagleError(
+                    f"manifest.engines[{index}].draft_rounds has {unknown[0]!r}; expected sizes of profiles whose tree "
+                    f"is dynamic, {', '.join(dynamic) or 'of which there are none'}: export the bundle again"
+                )
             if self.limits.buffer_rows % engine.key_block:
                 raise EagleError(
                     f"manifest.limits.buffer_rows is {self.limits.buffer_rows}; expected a multiple of the "

@@ -4,6 +4,7 @@
     QuantLinear      float rows -> int8 with a scale a row, or two -> int8 product -> float; a norm or a gate
                      before it and a residual behind it inside
     QuantEmbedding   rows of an int8 table
+    TopLogprobs      the best tokens of a row of logits and their log-probabilities
 
 A row's result depends on that row alone (in attention: on its path), bit for bit, whatever runs beside it.
 """
@@ -16,6 +17,7 @@ VERSION = 1
 TREE_ATTENTION = "TreeAttention"
 QUANT_LINEAR = "QuantLinear"
 QUANT_EMBEDDING = "QuantEmbedding"
+TOP_LOGPROBS = "TopLogprobs"
 
 KEY_BLOCK = 16
 """Rows of a block of the key cache: [C, D] is kept as [C / KEY_BLOCK, D, KEY_BLOCK]."""

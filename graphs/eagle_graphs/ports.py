@@ -3,7 +3,7 @@
     B  slots (sequences)                    S  rows after the committed ones, S >= Q
     Q  new rows                             C  rows of the cache buffer
     R  rows whose logits are asked for      K  children of a node
-    C/b  blocks of b rows
+    C/b  blocks of b rows                   N  nodes of a tree, root included
     h  hidden width of the head             V  vocabulary of the target
 
 New rows are written at kv_length + S - Q. In a verification S = Q; a later level of drafting sees
@@ -18,6 +18,8 @@ Where a graph keeps its keys in blocks (`key_block` b > 1), a key cache is [B, H
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from eagle_graphs.profiles import Profile
 
 DTYPES = ("bool", "int64", "float32")
 
@@ -49,6 +51,18 @@ class GraphPorts:
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
+    cache_prefixes: tuple[str, ...] = ("present",)
+    """Of the outputs that are the cache: one for every time that the graph writes to it."""
+
+    @property
+    def cache_outputs(self) -> dict[str, str]:
+        """Each output that is a cache, and the input whose buffer it shares."""
+        pasts = [port.name for port in self.inputs if port.name.startswith("past_")]
+        return {
+            name: past
+            for prefix in self.cache_prefixes
+            for name, past in zip(cache_names(prefix, len(pasts) // 2), pasts, strict=True)
+        }
 
 
 def cache_names(prefix: str, layers: int) -> list[str]:
@@ -102,4 +116,27 @@ def draft_ports(kv: KVGeometry, *, hidden_width: int, top_k: int, key_block: int
             Port(name="topk_logprobs", dtype="float32", axes=("R", top_k)),
             *_caches("present", kv, key_block),
         ),
+    )
+
+
+def round_cache_prefixes(profile: Profile) -> tuple[str, ...]:
+    """Of the outputs of a round of drafting that are the cache: after the extension, and after each level."""
+    return "present", *(f"present_level{level}" for level in range(1, profile.depth))
+
+
+def draft_round_ports(kv: KVGeometry, profile: Profile, *, hidden_width: int, key_block: int = 1) -> GraphPorts:
+    """Ports of a round of drafting: the head's over the extension, R = 1, in; the tree that grows below it out."""
+    nodes, prefixes = profile.nodes, round_cache_prefixes(profile)
+    draft = draft_ports(kv, hidden_width=hidden_width, top_k=1, key_block=key_block)
+    return GraphPorts(
+        inputs=draft.inputs,
+        outputs=(
+            Port(name="tokens", dtype="int64", axes=(1, nodes)),
+            Port(name="parents", dtype="int64", axes=(1, nodes)),
+            Port(name="values", dtype="float32", axes=(1, nodes)),
+            Port(name="depths", dtype="int64", axes=(1, nodes)),
+            Port(name="mask", dtype="bool", axes=(1, nodes, nodes)),
+            *(port for prefix in prefixes for port in _caches(prefix, kv, key_block)),
+        ),
+        cache_prefixes=prefixes,
     )

@@ -9,6 +9,7 @@ Suffixes: N nodes of a tree (root included), M drafted candidates, K children a 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -54,11 +55,6 @@ def tree_from_parents(tokens: Ids, parents: Ids, values: Floats | None = None) -
     return Tree(tokens=tokens, parents=parents, values=values, depths=depths, mask=mask)
 
 
-def root_only(token: int) -> Tree:
-    """The tree of plain decoding: one node, nothing drafted."""
-    return tree_from_parents(np.array([token], np.int64), np.array([ROOT], np.int64))
-
-
 def depths_and_ancestors(parents: Ids) -> tuple[Ids, Mask]:
     """Depths [N] and the ancestor-or-self mask [N, N] of rows with these parents [N] (-1: none)."""
     rows = np.arange(len(parents))
@@ -72,6 +68,22 @@ def depths_and_ancestors(parents: Ids) -> tuple[Ids, Mask]:
         depths += alive
         mask[rows[alive], ancestor[alive]] = True
         ancestor = np.where(alive, parents[ancestor], ROOT)
+
+
+_ROOT_ONLY = tree_from_parents(np.zeros(1, np.int64), np.array([ROOT], np.int64))
+
+
+def root_only(token: int) -> Tree:
+    """The tree of plain decoding: one node, nothing drafted."""
+    one = _ROOT_ONLY
+    tokens = np.array([token], np.int64)
+    return Tree(tokens=tokens, parents=one.parents, values=one.values, depths=one.depths, mask=one.mask)
+
+
+@lru_cache(maxsize=16)
+def chain_mask(rows: int) -> Mask:
+    """[rows, rows] the mask of a chain: each row sees itself and those before it. Not to be written to."""
+    return np.tri(rows, dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,20 +62,22 @@ class Greedy:
 
 def walk(tree: Tree, decide: Callable[[int], int]) -> Walk:
     """Follows what `decide` says of each row that it comes to; asked once a row, from the root on."""
+    parents = tree.parents.tolist()
+    rows = dict(zip(zip(parents, tree.tokens.tolist(), strict=True), range(len(parents)), strict=True))
     path, checked = [0], 0
     while True:
-        children = np.flatnonzero(tree.parents == path[-1])
-        checked += len(children)
-        decided = decide(path[-1])
-        match = children[tree.tokens[children] == decided]
-        if not len(match):
+        row = path[-1]
+        checked += parents.count(row)
+        decided = decide(row)
+        child = rows.get((row, decided))
+        if child is None:
             return Walk(path=path, bonus=decided, checked=checked)
-        path.append(int(match[0]))
+        path.append(child)
 
 
 def walk_greedy(tree: Tree, argmax_ids: npt.NDArray[np.int64]) -> Walk:
     """Follows the target's argmax. argmax_ids: [N], for each row of the tree."""
-    return walk(tree, lambda row: int(argmax_ids[row]))
+    return walk(tree, argmax_ids.tolist().__getitem__)
 
 
 def accept_child(

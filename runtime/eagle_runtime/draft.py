@@ -4,27 +4,32 @@ Row i of the draft cache pairs the target's feature of token i with token i + 1.
 target has committed rows whose true features wait in `observe`'s queue; the next draft first extends
 the cache over them. What the tree itself leaves in the cache is dropped.
 
-    K  children of a node; nodes expanded a level     S  rows of the tree so far
+Where the bundle has the whole round of a profile as one graph, that is one call; else it is one call a level.
+
+    Q  rows of a pass     S  rows of the tree so far     N  nodes of the tree, root included
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from eagle_graphs import Candidates, Profile, Tree, rerank, tree_from_parents
+from eagle_graphs import Candidates, EagleError, Profile, Tree, rerank, tree_from_parents
+from eagle_graphs.dynamic_tree import Outputs, grow
 from eagle_graphs.manifest import HeadInfo
 from eagle_graphs.static_tree import static_tree
-from eagle_graphs.tree import ROOT, Ids, Mask, best_indices
+from eagle_graphs.tree import Ids, Mask, chain_mask
 from eagle_runtime.engines import Call, Graph
 from eagle_runtime.kv_pool import KVSlot
 from eagle_runtime.sampled_tree import Proposal, grow_sampled
 from eagle_runtime.stats import PhaseClock
 
 _OUTPUTS = ("hidden_out", "topk_ids", "topk_logprobs")
+_TREE = ("tokens", "parents", "values", "depths", "mask")
 Floats = npt.NDArray[np.float32]
 
 
@@ -42,7 +47,10 @@ class Drafting(Protocol):
     def draft(
         self, tokens: Sequence[int], profile: Profile, clock: PhaseClock, proposal: Proposal | None = None
     ) -> Tree:
-        """A tree below the last of `tokens`, the root; with `proposal` a `SampledTree`, drawn by it."""
+        """A tree below the last of `tokens`, the root; with `proposal` a `SampledTree`, drawn by it.
+
+        Its arrays live until the next tree is drafted.
+        """
         ...
 
     def truncate(self, rows: int) -> None:
@@ -50,11 +58,22 @@ class Drafting(Protocol):
         ...
 
 
-class Drafter:
-    """Drafts with the compiled head, one call a level."""
+Rounds = Callable[[Profile], Graph | None]
+"""The graph of a profile's whole round, over the same caches; None where there is none."""
 
-    def __init__(self, graph: Graph, slot: KVSlot, head: HeadInfo, *, chunk: int) -> None:
+
+def level_by_level(profile: Profile) -> None:
+    """The `Rounds` of a bundle without them."""
+
+
+class Drafter:
+    """Drafts with the compiled head: in one call where `rounds` has a graph for the tree, else in one a level."""
+
+    def __init__(
+        self, graph: Graph, slot: KVSlot, head: HeadInfo, *, chunk: int, rounds: Rounds = level_by_level
+    ) -> None:
         self._graph, self._slot, self._head, self._chunk = graph, slot, head, chunk
+        self._rounds = rounds
         self._observed: list[Floats] = []
 
     def observe(self, features: Floats) -> None:
@@ -83,6 +102,9 @@ class Drafter:
             self._extend(tokens, self._take(self._chunk))
         waiting = self._take(self._chunk)
         assert self._slot.length + len(waiting) == len(tokens) - 1, "rows were committed without being observed"
+        compiled = self._rounds(profile) if proposal is None else None
+        if compiled is not None:
+            return self._run_round(compiled, tokens, waiting, profile, clock)
         clock.lap("tree")
         extension = self._extend(tokens, waiting)
         clock.lap("draft")
@@ -108,47 +130,52 @@ class Drafter:
         """Commits one draft row for each of `features`, with true features and the tokens that follow them."""
         rows, start = len(features), self._slot.reserve(len(features))
         call = self._graph.call(self._slot.index, outputs=_OUTPUTS, Q=rows, S=rows, R=1)
-        inputs = call.inputs
-        inputs["token_ids"][0] = tokens[start + 1 : start + 1 + rows]
-        inputs["hidden"][0] = features
-        inputs["position_ids"][0] = np.arange(start, start + rows) + self._head.position_offset
-        inputs["tree_mask"][0] = np.tri(rows, dtype=np.bool_)
-        inputs["kv_length"][0] = start
-        inputs["logit_rows"][0] = rows - 1
+        self._feed(call, tokens, features, start)
         call.run()
         self._slot.commit(range(rows))
         return call
 
+    def _run_round(
+        self, graph: Graph, tokens: Sequence[int], features: Floats, profile: Profile, clock: PhaseClock
+    ) -> Tree:
+        """Commits the rows of `features` and grows the tree, in one pass. Raises EagleError where values are NaN."""
+        rows, start = len(features), self._slot.reserve(len(features) + profile.draft_rows)
+        call = graph.call(self._slot.index, outputs=_TREE, Q=rows, S=rows, R=1)
+        self._feed(call, tokens, features, start)
+        clock.lap("tree")
+        call.run()
+        clock.lap("draft")
+        self._slot.commit(range(rows))
+        tree = Tree(**{name: array[0] for name, array in call.outputs.items()})
+        if math.isnan(sum(tree.values.tolist())):
+            raise EagleError(
+                f"the head's log-probabilities are NaN after {len(tokens)} tokens: the head or the bundle's precision "
+                "does not carry this input; use the profile plain"
+            )
+        clock.lap("tree")
+        return tree
+
+    def _feed(self, call: Call, tokens: Sequence[int], features: Floats, start: int) -> None:
+        """Fills in a pass over rows `start` and on, which asks for the last one."""
+        rows, inputs = len(features), call.inputs
+        inputs["token_ids"][0] = tokens[start + 1 : start + 1 + rows]
+        inputs["hidden"][0] = features
+        first = start + self._head.position_offset
+        inputs["position_ids"][0] = np.arange(first, first + rows)
+        inputs["tree_mask"][0] = chain_mask(rows)
+        inputs["kv_length"][0] = start
+        inputs["logit_rows"][0] = rows - 1
+
     def _grow(self, extension: Call, profile: Profile, clock: PhaseClock) -> Candidates:
-        """All candidates of a tree `profile.depth` levels deep: the K best of each level are expanded."""
-        width, start = profile.top_k, self._slot.reserve(profile.draft_rows)
-        outputs = extension.outputs
-        level_tokens = outputs["topk_ids"][0, :width].copy()
-        level_values = outputs["topk_logprobs"][0, :width].copy()
-        tokens, values = [level_tokens], [level_values]
-        parents = [np.full(width, ROOT)]
+        """All candidates of a dynamic tree."""
+        start = self._slot.reserve(profile.draft_rows)
 
-        expanded = np.arange(width)  # of the level, by index in it
-        hidden: npt.NDArray[Any] = np.repeat(outputs["hidden_out"][:1], width, axis=0)
-        ancestors = np.zeros((width, 0), np.bool_)
-        own_rows = np.eye(width, dtype=np.bool_)
-        level_start = 0  # index of the level's first candidate
-        for level in range(1, profile.depth):
-            ancestors = np.concatenate((ancestors, own_rows), axis=1)
-            call = self._expand(start, level_tokens[expanded], hidden, ancestors, level, clock)
+        def expand(tokens: Ids, hidden: Floats, mask: Mask, level: int) -> Outputs:
+            return self._expand(start, tokens, hidden, mask, level, clock).outputs
 
-            level_values = (level_values[expanded, None] + call.outputs["topk_logprobs"][:, :width]).ravel()
-            level_tokens = call.outputs["topk_ids"][:, :width].ravel()
-            tokens.append(level_tokens)
-            values.append(level_values)
-            parents.append(np.repeat(level_start + expanded, width))
-            level_start = sum(map(len, tokens[:-1]))
-            expanded = best_indices(level_values, width)
-            parent_rows = expanded // width
-            hidden = call.outputs["hidden_out"][parent_rows]
-            ancestors = ancestors[parent_rows]
+        candidates = grow(extension.outputs, profile, expand)
         self._slot.rollback()
-        return Candidates(tokens=np.concatenate(tokens), parents=np.concatenate(parents), values=np.concatenate(values))
+        return candidates
 
     def _grow_sampled(
         self, extension: Call, tokens: Sequence[int], profile: Profile, proposal: Proposal, clock: PhaseClock

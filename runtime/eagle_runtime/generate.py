@@ -7,6 +7,7 @@ tokens, so that this holds after each, wherever it was cut. (Cancelled within th
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -127,7 +128,7 @@ def generate(state: SlotState, request: Request, progress: Progress, *, cancelle
         clock.lap("commit")
         progress.stats.count_round(tokens=len(kept), accepted=len(walk.path) - 1, checked=walk.checked)
         if request.on_round is not None:
-            request.on_round(Round(tree=tree, walk=walk, kept=kept))
+            request.on_round(Round(tree=copy.deepcopy(tree), walk=walk, kept=kept))
         if piece:
             yield piece
         if progress.finish_reason is None and cancelled.is_set():
@@ -165,7 +166,7 @@ def prefill(
 
 def take(state: SlotState, tree: Tree, walk: Walk, verified: Verified, request: Request, progress: Progress) -> str:
     """Takes over a walk's tokens up to whatever ends the answer first; returns the text that may be shown."""
-    drawn = [*tree.tokens[walk.path[1:]].tolist(), walk.bonus]
+    drawn = [*map(tree.tokens.item, walk.path[1:]), walk.bonus]
     room = min(request.max_new_tokens - len(progress.token_ids), request.capacity + 1 - len(state.tokens))
     kept = drawn[:room]
     end = next((i for i, token in enumerate(kept) if token in request.eos_token_ids), None)
@@ -191,4 +192,4 @@ def commit(state: SlotState, path: list[int], verified: Verified) -> None:
     """Keeps the rows of `path` in the target's cache and queues their features for the head."""
     state.verifier.commit(path)
     if state.drafter is not None:
-        state.drafter.observe(verified.features[path])
+        state.drafter.observe(verified.features.take(path, axis=0))

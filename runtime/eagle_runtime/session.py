@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Literal, Self, Unpack, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,9 @@ from eagle_runtime.accept import Accepting, Greedy
 from eagle_runtime.answer import Generation, StreamOptions
 from eagle_runtime.bundle import Bundle, open_bundle
 from eagle_runtime.chat import ChatTemplate, check_messages
-from eagle_runtime.draft import Drafter
-from eagle_runtime.engines.select import open_draft, open_target, select_engine
+from eagle_runtime.draft import Drafter, Rounds, level_by_level
+from eagle_runtime.engines import Graph
+from eagle_runtime.engines.select import DraftRounds, open_draft, open_target, select_engine
 from eagle_runtime.generate import Progress, Request, Round, SlotState, generate
 from eagle_runtime.processors import Processor
 from eagle_runtime.sampler import Sampler
@@ -33,6 +34,7 @@ from eagle_runtime.verify import Verifier
 PLAIN = "plain"
 AUTO = "auto"
 DEFAULT_MAX_NEW_TOKENS = 512
+DraftingMode = Literal["compiled", "stepwise"]
 _CLOSED = "the session is closed: open another"
 
 
@@ -43,7 +45,9 @@ class SessionBusyError(EagleError):
 class Session:
     """Answers with EAGLE from one bundle. Use `open`; close it, or use it as a context manager."""
 
-    def __init__(self, bundle: Bundle, *, profile: str, threads: int | None, kernels: str) -> None:
+    def __init__(
+        self, bundle: Bundle, *, profile: str, threads: int | None, kernels: str, drafting: DraftingMode
+    ) -> None:
         manifest = bundle.manifest
         self.bundle = bundle
         self.stats = Stats()
@@ -63,7 +67,7 @@ class Session:
             )
         self.engine, self.fallback = select_engine(manifest, kernels)
         """The compiled graphs in use, and how exact they are; and why they are not the bundle's first, or None."""
-        self._open_graphs(threads)
+        self._open_graphs(threads, drafting)
 
     @classmethod
     def open(
@@ -73,6 +77,7 @@ class Session:
         profile: str = AUTO,
         threads: int | None = None,
         kernels: str = AUTO,
+        drafting: DraftingMode = "compiled",
         verify: bool = False,
     ) -> Self:
         """Opens a bundle.
@@ -82,6 +87,7 @@ class Session:
             profile: nodes of the tree to verify, as text; "auto" for the bundle's default; "plain" for none.
             threads: of ONNX Runtime; None for one a core.
             kernels: "native" or "stock", where the bundle holds graphs for both; "auto" for the best that runs here.
+            drafting: "compiled": a tree in one call where the bundle has its graph; "stepwise": one call a level.
             verify: hash every file of the bundle even if this machine has done so before.
 
         Raises:
@@ -89,7 +95,10 @@ class Session:
         """
         if threads is not None and threads < 1:
             raise EagleError(f"threads is {threads}; expected 1 or more, or none to use every core")
-        return cls(open_bundle(directory, verify=verify), profile=profile, threads=threads, kernels=kernels)
+        if drafting not in get_args(DraftingMode):
+            raise EagleError(f"drafting is {drafting!r}; expected {' or '.join(get_args(DraftingMode))}")
+        bundle = open_bundle(directory, verify=verify)
+        return cls(bundle, profile=profile, threads=threads, kernels=kernels, drafting=drafting)
 
     def generate(self, prompt: str | None = None, **options: Unpack[StreamOptions]) -> Generation:
         """The whole answer at once; takes what `stream` takes."""
@@ -327,16 +336,21 @@ class Session:
             raise EagleError(f"profile {name!r} is not in the bundle; it has {', '.join((AUTO, PLAIN, *profiles))}")
         return profiles[name]
 
-    def _open_graphs(self, threads: int | None) -> None:
+    def _open_graphs(self, threads: int | None, drafting: DraftingMode) -> None:
         manifest = self.bundle.manifest
         target = open_target(self.bundle, self.engine, threads=threads)
-        self._graphs = [target.graph]
+        self._graphs: list[Graph | DraftRounds] = [target.graph]
         drafter = None
         if self._profile is not None:
             draft = open_draft(self.bundle, self.engine, threads=threads)
             self._graphs.append(draft.graph)
+            rounds: Rounds = level_by_level
+            if drafting == "compiled":
+                rounds = DraftRounds(self.bundle, self.engine, draft.pool, threads=threads)
+                rounds(self._profile)  # opened here rather than in the first round
+                self._graphs.append(rounds)
             chunk = manifest.limits.prefill_chunk
-            drafter = Drafter(draft.graph, draft.pool.acquire(), manifest.head, chunk=chunk)
+            drafter = Drafter(draft.graph, draft.pool.acquire(), manifest.head, chunk=chunk, rounds=rounds)
         self._state = SlotState(verifier=Verifier(target.graph, target.pool.acquire()), drafter=drafter)
 
 

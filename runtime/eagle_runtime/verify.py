@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_graphs import EagleError, Tree
+from eagle_graphs.tree import chain_mask
 from eagle_runtime.engines import Call, Graph
 from eagle_runtime.kv_pool import KVSlot
 
@@ -44,7 +45,7 @@ class Verifier:
         rows = len(tokens)
         chain = np.arange(rows)
         outputs = _WITH_LOGITS if logits else _OUTPUTS
-        call = self._forward(np.asarray(tokens), chain, np.tri(rows, dtype=np.bool_), chain[-1:], outputs)
+        call = self._forward(np.asarray(tokens), chain, chain_mask(rows), chain[-1:], outputs)
         self.commit(range(rows))
         return _verified(call)
 
@@ -52,7 +53,7 @@ class Verifier:
         """[V] logits after `tokens`, whose rows are committed."""
         rows = len(tokens)
         chain = np.arange(rows)
-        call = self._forward(np.asarray(tokens), chain, np.tri(rows, dtype=np.bool_), chain[-1:], ("logits", "finite"))
+        call = self._forward(np.asarray(tokens), chain, chain_mask(rows), chain[-1:], ("logits", "finite"))
         self.commit(range(rows))
         logits: npt.NDArray[np.float32] = call.outputs["logits"][0].copy()
         return logits
@@ -91,7 +92,7 @@ class Verifier:
         inputs["kv_length"][0] = start
         inputs["logit_rows"][:] = logit_rows
         call.run()
-        if not call.outputs["finite"].all():
+        if b"\0" in call.outputs["finite"].tobytes():  # a third of the time of `all`
             raise EagleError(
                 f"the target's logits hold NaN or infinite values after {start} tokens: the model or the bundle's "
                 "precision does not carry this input"

@@ -164,7 +164,7 @@ def test_the_installed_command_prints_no_traceback(bundle: Path) -> None:
         (b"[" * 100_000, "is not JSON"),
         (b"\xff\xfe", "manifest.json cannot be read"),
         (b"[]", "has no schema number"),
-        (b'{"schema": 99}', "has schema 99, this version reads schema 2"),
+        (b'{"schema": 99}', "has schema 99, this version reads schema 3"),
     ],
     ids=["empty", "cut", "deep", "not text", "a list", "later"],
 )

@@ -73,7 +73,7 @@ def test_a_lowering_that_is_wrong_stops_the_export(
         prefill_chunk=None,
         accept_probe=True,
     )
-    with pytest.raises(EagleError, match="the compiled target graph is not torch's"):
+    with pytest.raises(EagleError, match="the compiled target graph is not what it was made from"):
         pipeline.export(options, Steps(Console(quiet=True)))
     assert list(tmp_path.iterdir()) == []
 

@@ -71,7 +71,7 @@ def session_of_one_op(
         [node],
         name,
         [helper.make_tensor_value_info(port, elements.get(port, TensorProto.FLOAT), None) for port in inputs if port],
-        [helper.make_tensor_value_info(port, TensorProto.FLOAT, None) for port in outputs],
+        [helper.make_tensor_value_info(port, elements.get(port, TensorProto.FLOAT), None) for port in outputs],
     )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(DOMAIN, 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)

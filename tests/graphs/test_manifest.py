@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import pytest
@@ -23,9 +23,16 @@ from eagle_graphs.manifest import (
     manifest_from_json,
 )
 from eagle_graphs.ports import KVGeometry
-from eagle_graphs.profiles import profiles_from_text
+from eagle_graphs.profiles import profiles_from_text, static_profile
 
-FILES = ("target.onnx", "draft.onnx", "tokenizer/tokenizer.json", "tokenizer/chat_template.jinja")
+FILES = (
+    "target.onnx",
+    "draft.onnx",
+    "tokenizer/tokenizer.json",
+    "tokenizer/chat_template.jinja",
+    "round-4.onnx",
+    "round-16.onnx",
+)
 
 
 NEAR_TIE = Exactness(kind="near-tie", logit_gap=1e-3, max_logit_difference=4.5e-5, rows=512)
@@ -40,6 +47,7 @@ def engine(kernels: Literal["native", "stock"]) -> Engine:
         slots=1,
         target=FILES[0],
         draft=FILES[1],
+        draft_rounds={"4": FILES[4], "16": FILES[5]},
         exactness=NEAR_TIE,
     )
 
@@ -104,11 +112,12 @@ def refusal(edit: Callable[[Any], object]) -> str:
         manifest(),
         manifest(default_profile="plain"),
         manifest(profiles=(), default_profile="plain", engines=(), versions={}),
+        manifest(engines=(replace(engine("stock"), draft_rounds={}),)),
         manifest(tokenizer=TokenizerFiles(tokenizer=FILES[2], chat_template=None, special_tokens={})),
         manifest(versions={"größe": 'a "quoted" \\ line\n', "": ""}),
         manifest(engines=(replace(engine("stock"), exactness=replace(NEAR_TIE, logit_gap=0.1 + 0.2)),)),
     ],
-    ids=["full", "plain by default", "only plain", "no template", "odd text", "float"],
+    ids=["full", "plain by default", "only plain", "no rounds", "no template", "odd text", "float"],
 )
 def test_round_trip(written: Manifest) -> None:
     read = manifest_from_json(written.to_json())
@@ -296,6 +305,19 @@ def test_a_buffer_that_does_not_hold_whole_blocks_is_refused() -> None:
     assert manifest(limits=rows, engines=(engine("stock"),)).limits == rows
 
 
+@pytest.mark.parametrize("name", ["5", "plain", "26"])
+def test_a_round_of_drafting_of_no_dynamic_profile_is_refused(name: str) -> None:
+    def edit(data: Any) -> None:
+        data["profiles"].append(asdict(static_profile()))
+        data["engines"][1]["draft_rounds"][name] = FILES[4]
+
+    message = refusal(edit)
+    assert message.startswith(
+        f"manifest.engines[1].draft_rounds has {name!r}; expected sizes of profiles whose tree is "
+    )
+    assert "dynamic, 4, 8, 16: export" in message
+
+
 def test_an_engine_says_how_exact_it_is() -> None:
     near, bits = NEAR_TIE.sentence(), replace(NEAR_TIE, kind="bitwise").sentence()
     assert "near-tie" in near
@@ -324,7 +346,13 @@ def test_a_default_profile_that_is_not_listed_is_refused(default: str) -> None:
 
 @pytest.mark.parametrize(
     "place",
-    [("tokenizer", "tokenizer"), ("tokenizer", "chat_template"), ("engines", 0, "target"), ("engines", 0, "draft")],
+    [
+        ("tokenizer", "tokenizer"),
+        ("tokenizer", "chat_template"),
+        ("engines", 0, "target"),
+        ("engines", 0, "draft"),
+        ("engines", 1, "draft_rounds", "16"),
+    ],
 )
 def test_a_file_that_is_not_listed_is_refused(place: tuple[str | int, ...]) -> None:
     *above, last = place

@@ -18,7 +18,7 @@ from tests.drafters import random_prompt
 
 @pytest.fixture
 def session(tiny_bundle: Path) -> Iterator[Session]:
-    with Session.open(tiny_bundle, profile="16", threads=1) as opened:
+    with Session.open(tiny_bundle, profile="16", threads=1, drafting="stepwise") as opened:
         yield opened
 
 

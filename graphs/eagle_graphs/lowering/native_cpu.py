@@ -12,6 +12,7 @@ from onnx_ir.passes.common import (
 )
 
 from eagle_graphs.lowering.native_attention import use_native_attention
+from eagle_graphs.lowering.native_choice import use_native_choice
 from eagle_graphs.lowering.quantize import (
     Order,
     QuantizedLayer,
@@ -51,6 +52,7 @@ def lower_for_native_cpu(
         quantize_embeddings(model, {**(tables or {}), **orders})
         merge_shared_inputs(model)
     use_native_attention(model)
+    use_native_choice(model)
     if quantized is not None:
         absorb_norms(model)
         absorb_gates(model)

@@ -66,7 +66,7 @@ class OnnxRuntimeGraph:
 
     def call(self, slot: int, *, outputs: tuple[str, ...], **sizes: int) -> OnnxRuntimeCall:
         """See `Graph.call`. Calls are kept, so that a repeated shape costs nothing."""
-        key = (slot, outputs, *sorted(sizes.items()))
+        key = (slot, outputs, *sizes.items())
         found = self._calls.get(key)
         if found is None:
             if len(self._calls) >= _KEPT_CALLS:
@@ -94,7 +94,8 @@ class OnnxRuntimeCall:
         sizes: dict[str, int],
     ) -> None:
         self._run, self._binding = session.run_with_iobinding, session.io_binding()
-        past, present = pool.views(slot, "past"), pool.views(slot, "present")
+        past = pool.views(slot, "past")
+        present = {name: past[shared] for name, shared in ports.cache_outputs.items()}
         self.inputs = {port.name: _array(port, sizes) for port in ports.inputs if port.name not in past}
         self.outputs = {port.name: _array(port, sizes) for port in ports.outputs if port.name in outputs}
         for name, array in (self.inputs | past).items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eagle_graphs import EagleError, Manifest, draft_ports, target_ports
+from eagle_graphs import EagleError, Manifest, Profile, draft_ports, draft_round_ports, target_ports
 from eagle_graphs.manifest import Engine
 from eagle_graphs.native import library_problem
 from eagle_runtime.bundle import Bundle
@@ -66,3 +66,29 @@ def open_draft(bundle: Bundle, engine: Engine, *, threads: int | None) -> OpenGr
     native = engine.kernels == "native"
     graph = OnnxRuntimeGraph(bundle.path(engine.draft), ports, pool, threads=threads, native=native)
     return OpenGraph(graph=graph, pool=pool)
+
+
+class DraftRounds:
+    """The graphs of whole rounds of drafting, over the caches of the head's graph. Each is opened when asked for."""
+
+    def __init__(self, bundle: Bundle, engine: Engine, pool: KVPool, *, threads: int | None) -> None:
+        self._bundle, self._engine, self._pool, self._threads = bundle, engine, pool, threads
+        self._open: dict[str, OnnxRuntimeGraph] = {}
+
+    def __call__(self, profile: Profile) -> OnnxRuntimeGraph | None:
+        """The round of a profile; None where the bundle has none. Raises EagleError where ONNX Runtime refuses it."""
+        name = str(profile.nodes)
+        graph = self._open.get(name)
+        if graph is None and name in self._engine.draft_rounds:
+            head, engine = self._bundle.manifest.head, self._engine
+            ports = draft_round_ports(head.kv, profile, hidden_width=head.hidden_size, key_block=engine.key_block)
+            path, native = self._bundle.path(engine.draft_rounds[name]), engine.kernels == "native"
+            graph = OnnxRuntimeGraph(path, ports, self._pool, threads=self._threads, native=native)
+            self._open[name] = graph
+        return graph
+
+    def close(self) -> None:
+        """Frees all of them."""
+        for graph in self._open.values():
+            graph.close()
+        self._open.clear()

@@ -5,6 +5,7 @@
 #include "ort_abi.h"
 #include "quant_embedding.h"
 #include "quant_linear.h"
+#include "top_logprobs.h"
 #include "tree_attention.h"
 
 namespace eagle {
@@ -15,11 +16,12 @@ constexpr const char* kDomain = "eagle.cpu";
 // The ops of one instruction set. ONNX Runtime keeps pointers to them while a session lives.
 class Domain {
  public:
-  Domain(const Ort& ort, Isa isa) : tree_attention_(isa), quant_linear_(isa), quant_embedding_(isa) {
+  Domain(const Ort& ort, Isa isa) : tree_attention_(isa), quant_linear_(isa), quant_embedding_(isa), top_logprobs_(isa) {
     check(ort, ort.create_custom_op_domain(kDomain, &handle));
     check(ort, ort.custom_op_domain_add(handle, &tree_attention_));
     check(ort, ort.custom_op_domain_add(handle, &quant_linear_));
     check(ort, ort.custom_op_domain_add(handle, &quant_embedding_));
+    check(ort, ort.custom_op_domain_add(handle, &top_logprobs_));
   }
 
   OrtCustomOpDomain* handle = nullptr;
@@ -28,6 +30,7 @@ class Domain {
   Op<TreeAttention> tree_attention_;
   Op<QuantLinear> quant_linear_;
   Op<QuantEmbedding> quant_embedding_;
+  Op<TopLogprobs> top_logprobs_;
 };
 
 template <Isa isa>

@@ -1,0 +1,16 @@
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#include "target.h"
+#include "top_logprobs_kernel.h"
+
+EAGLE_TARGET_BEGIN("avx2,fma")
+#include "lanes_avx2.h"
+#include "lanes_math.h"
+#include "top_logprobs_lanes.h"
+
+void eagle::top_logprobs_avx2(TopLogprobsRow& row) { top_logprobs(row); }
+EAGLE_TARGET_END
+
+#endif
