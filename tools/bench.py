@@ -30,8 +30,8 @@ from eagle_runtime import Session
 from eagle_runtime.answer import StreamOptions
 from eagle_runtime.compare import first_difference, warm_up
 from eagle_runtime.huge_pages import restart_with_huge_pages
+from eagle_runtime.modes import AUTO, PLAIN
 from eagle_runtime.sampling import VerifyMode
-from eagle_runtime.session import AUTO, PLAIN
 from eagle_runtime.stats import HOST_PHASES, Stats
 
 HERE = Path(__file__).parent

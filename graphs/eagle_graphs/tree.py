@@ -123,6 +123,34 @@ def rerank(candidates: Candidates, root: int, nodes: int) -> Tree:
     )
 
 
+def cut(tree: Tree, nodes: int) -> Tree:
+    """The best `nodes` of a tree's nodes, the root included: again a tree, since values fall along a path.
+
+    Raises AssertionError if there are fewer.
+    """
+    return tree if nodes == len(tree) else rerank(candidates_from_tree(tree), int(tree.tokens[0]), nodes)
+
+
+def candidates_from_tree(tree: Tree) -> Candidates:
+    """All nodes of a tree but its root."""
+    return Candidates(tokens=tree.tokens[1:], parents=tree.parents[1:] - 1, values=tree.values[1:])
+
+
+def graft(candidates: Candidates, parent: int, tokens: Ids, values: Floats) -> Candidates:
+    """The candidates and a branch, a chain of new nodes below candidate `parent` (-1: below the root).
+
+    tokens, values: [B] of the branch, from the top; values as those of candidates, the first at most its parent's.
+    """
+    start = len(candidates.tokens)
+    parents = np.arange(start - 1, start + len(tokens) - 1)
+    parents[:1] = parent
+    return Candidates(
+        tokens=np.concatenate((candidates.tokens, tokens)),
+        parents=np.concatenate((candidates.parents, parents)),
+        values=np.concatenate((candidates.values, values)),
+    )
+
+
 def _depth_first(parents: Ids) -> Ids:
     """Depth-first order of nodes ranked best first: sort by the ranks along each node's path."""
     depths, mask = depths_and_ancestors(parents)

@@ -18,7 +18,8 @@ from eagle_runtime.answer import Generation, StreamOptions
 from eagle_runtime.chat import messages_from_json
 from eagle_runtime.chat_loop import RoundPrinter, chat, ctrl_c_cancels
 from eagle_runtime.compare import Comparison, plain_beside, warm_up
-from eagle_runtime.session import AUTO, PLAIN, Session
+from eagle_runtime.modes import AUTO, PLAIN
+from eagle_runtime.session import Session
 from eagle_runtime.token_options import token_options
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

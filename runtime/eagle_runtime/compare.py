@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.answer import Generation, StreamOptions
+from eagle_runtime.modes import PLAIN
 from eagle_runtime.sampler import Sampler
 from eagle_runtime.sampling import Sampling
-from eagle_runtime.session import PLAIN, Session
+from eagle_runtime.session import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

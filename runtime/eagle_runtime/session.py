@@ -15,14 +15,19 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from eagle_graphs import EagleError, Profile
+from eagle_graphs import EagleError
 from eagle_runtime.accept import Accepting, Greedy
 from eagle_runtime.answer import Generation, StreamOptions
 from eagle_runtime.bundle import Bundle, open_bundle
 from eagle_runtime.chat import ChatTemplate, check_messages
+from eagle_runtime.controller import Controller
+from eagle_runtime.cost_table import load_table, save_table, table_key
+from eagle_runtime.costs import Costs
 from eagle_runtime.draft import Drafter
 from eagle_runtime.engines.select import open_draft, open_target, select_engine
 from eagle_runtime.generate import Progress, Request, Round, SlotState, generate
+from eagle_runtime.modes import AUTO, Mode, mode_from_name
+from eagle_runtime.planner import Experience, Planner
 from eagle_runtime.processors import Processor
 from eagle_runtime.sampler import Sampler
 from eagle_runtime.sampling import Sampling, SamplingOptions
@@ -30,8 +35,6 @@ from eagle_runtime.stats import Stats
 from eagle_runtime.text import TextStream
 from eagle_runtime.verify import Verifier
 
-PLAIN = "plain"
-AUTO = "auto"
 DEFAULT_MAX_NEW_TOKENS = 512
 _CLOSED = "the session is closed: open another"
 
@@ -50,7 +53,9 @@ class Session:
         """Counts and times of the latest answer."""
         self.last: Generation | None = None
         """The latest answer, once it is finished."""
-        self._profile = self._profile_from_name(profile)
+        self._name = profile
+        mode = mode_from_name(profile, manifest, lookup=None)
+        self._profile = mode.profile
         self._lock, self._cancelled, self._closed = threading.Lock(), threading.Event(), False
         self._answering = 0  # the thread that holds the lock, or held it last
         self._streams: weakref.WeakSet[Generator[str, None, None]] = weakref.WeakSet()
@@ -63,7 +68,10 @@ class Session:
             )
         self.engine = select_engine(manifest, kernels)
         """The compiled graphs in use, and how exact they are."""
-        self._open_graphs(threads)
+        self._costs_key = table_key(bundle, self.engine, threads)
+        self._costs = Costs(manifest.profiles, load_table(self._costs_key))
+        self._experience: dict[tuple[Mode, bool], Experience] = {}
+        self._open_graphs(threads, drafts=mode.drafts)
 
     @classmethod
     def open(
@@ -79,7 +87,8 @@ class Session:
 
         Args:
             directory: the bundle.
-            profile: nodes of the tree to verify, as text; "auto" for the bundle's default; "plain" for none.
+            profile: nodes of the tree to verify, as text; "auto" for what pays in each round; "lookup" for trees that
+                no head drafts; "plain" for none.
             threads: of ONNX Runtime; None for one a core.
             kernels: "native" or "stock", where the bundle holds graphs for both; "auto" for the best that runs here.
             verify: hash every file of the bundle even if this machine has done so before.
@@ -108,6 +117,7 @@ class Session:
         stop_strings: Sequence[str] = (),
         ignore_eos: bool = False,
         profile: str | None = None,
+        lookup: bool | None = None,
         on_round: Callable[[Round], None] | None = None,
         logprobs: int | None = None,
         processors: Sequence[Processor] = (),
@@ -125,6 +135,7 @@ class Session:
             stop_strings: texts that end the answer; they are not part of it.
             ignore_eos: go on after an end-of-sequence token.
             profile: instead of the session's.
+            lookup: whether the text so far proposes tokens too; None where it pays: with "auto" and "lookup".
             on_round: called after every round.
             logprobs: report the target's log-probability of each new token and of so many likeliest ones.
             processors: of your own, run before temperature; see `eagle_runtime.processors.Processor`.
@@ -147,12 +158,14 @@ class Session:
         if options.min_new_tokens > max_new_tokens:
             raise EagleError(f"min_new_tokens is {options.min_new_tokens}, more than max_new_tokens, {max_new_tokens}")
         tokens = self._prompt_tokens(prompt, messages, token_ids)
-        chosen = self._profile if profile is None else self._profile_from_name(profile)
-        if chosen is not None and self._state.drafter is None:
+        mode = mode_from_name(
+            self._name if profile is None else profile, manifest, lookup=lookup, sampled=options.proposal is not None
+        )
+        if mode.drafts and self._state.drafter is None:
             raise EagleError(
-                'the session was opened with profile "plain", without the draft head: open it with another'
+                f"the session was opened with profile {self._name!r}, without the draft head: open it with another"
             )
-        if chosen is not None and chosen.paths and options.proposal is not None:
+        if mode.profile is not None and mode.profile.paths and options.proposal is not None:
             raise EagleError(
                 'verify_mode is "sampled" but the profile\'s tree is static: use deterministic, or another profile'
             )
@@ -163,13 +176,14 @@ class Session:
             accepting = Sampler(options, prompt=tokens, eos_token_ids=eos, capacity=capacity, processors=processors)
         request = Request(
             prompt=tokens,
-            profile=chosen,
+            profile=mode.profile,
             max_new_tokens=max_new_tokens,
             eos_token_ids=eos,
             capacity=capacity,
             prefill_chunk=manifest.limits.prefill_chunk,
             accepting=accepting,
             proposal=options.proposal,
+            planner=self._planner(mode, greedy=options.greedy),
             logprobs=logprobs,
             on_round=on_round,
         )
@@ -237,6 +251,8 @@ class Session:
         return True
 
     def _free(self) -> None:
+        if self._experience:
+            save_table(self._costs_key, self._costs.table)
         for graph in self._graphs:
             graph.close()
         self._graphs.clear()
@@ -316,23 +332,23 @@ class Session:
             )
         return list(tokens)
 
-    def _profile_from_name(self, name: str) -> Profile | None:
-        """The profile; None for plain decoding."""
-        profiles = {str(profile.nodes): profile for profile in self.bundle.manifest.profiles}
-        if name == AUTO:
-            name = self.bundle.manifest.default_profile
-        if name == PLAIN:
+    def _planner(self, mode: Mode, *, greedy: bool) -> Planner | None:
+        """What makes the trees of an answer, going on from what earlier answers of its kind taught."""
+        if mode.options is None:
             return None
-        if name not in profiles:
-            raise EagleError(f"profile {name!r} is not in the bundle; it has {', '.join((AUTO, PLAIN, *profiles))}")
-        return profiles[name]
+        profiles = self.bundle.manifest.profiles
+        if (mode, greedy) not in self._experience:
+            preferred = mode.profile.nodes if mode.profile is not None else profiles[0].nodes
+            controller = Controller(mode.options, self._costs, preferred=preferred)
+            self._experience[mode, greedy] = Experience(controller=controller)
+        return Planner(self._experience[mode, greedy], profiles, lookup=mode.lookup)
 
-    def _open_graphs(self, threads: int | None) -> None:
+    def _open_graphs(self, threads: int | None, *, drafts: bool) -> None:
         manifest = self.bundle.manifest
         target = open_target(self.bundle, self.engine, threads=threads)
         self._graphs = [target.graph]
         drafter = None
-        if self._profile is not None:
+        if drafts:
             draft = open_draft(self.bundle, self.engine, threads=threads)
             self._graphs.append(draft.graph)
             chunk = manifest.limits.prefill_chunk
