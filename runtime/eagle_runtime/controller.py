@@ -106,9 +106,17 @@ class Controller:
         """How many nodes to verify of a tree that gives `expected`."""
         return self._best(expected, rows)[1]
 
-    def learn_gain(self, expected: Expected, lookup: Expected, *, rows: int) -> None:
-        """Takes in what drafting has made of a round: `expected` instead of `lookup`."""
-        gain = self._best(expected, rows)[0] - self._best(lookup, rows)[0]
+    def learn_gain(self, expected: Expected, lookup: Expected, informed: Expected, *, rows: int) -> None:
+        """Takes in what drafting has added to a round.
+
+        Args:
+            expected: of the tree of both.
+            lookup: of look-up alone, as `choose_draft` was told.
+            informed: the same by what the head's draft has told of look-up's tokens since.
+            rows: of the context.
+        """
+        undrafted = self.choose_size(lookup, rows=rows)
+        gain = self._best(expected, rows)[0] - self._worth(informed, undrafted, rows)
         self._gains[_class(lookup)].add(gain)
 
     def learn_survey(self, expected: Mapping[int, Expected], *, rows: int) -> None:
@@ -124,11 +132,12 @@ class Controller:
 
     def _best(self, expected: Expected, rows: int) -> tuple[float, int]:
         """The highest worth, and the size that has it; the smaller one of two."""
-        rate = self.rate(rows)
         sizes = [size for size in self.options.sizes if size <= len(expected)]
-        worth = [(float(expected[size - 1]) - rate * self.costs.verify(size, rows), -size) for size in sizes]
-        best, size = max(worth)
-        return best, -size
+        worth, size = max((self._worth(expected, size, rows), -size) for size in sizes)
+        return worth, -size
+
+    def _worth(self, expected: Expected, size: int, rows: int) -> float:
+        return float(expected[size - 1]) - self.rate(rows) * self.costs.verify(size, rows)
 
 
 class _Mean:

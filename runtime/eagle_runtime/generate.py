@@ -17,7 +17,7 @@ from eagle_graphs import Profile, Tree, root_only
 from eagle_runtime.accept import Accepting, Greedy, Walk
 from eagle_runtime.draft import Drafting
 from eagle_runtime.logprobs import TokenLogprobs, path_logprobs
-from eagle_runtime.planner import Planner
+from eagle_runtime.planner import Planning
 from eagle_runtime.sampled_tree import Proposal
 from eagle_runtime.stats import PhaseClock, Stats
 from eagle_runtime.text import TextStream
@@ -52,7 +52,7 @@ class Request:
     accepting: Accepting = field(default_factory=Greedy)
     proposal: Proposal | None = None
     """How to draw a sampled tree; None for a dynamic one."""
-    planner: Planner | None = None
+    planner: Planning | None = None
     """Chooses what to draft, look up and verify; None where the profile alone says it."""
     logprobs: int | None = None
     """How many of the likeliest tokens to report beside each one; None for no report."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -50,8 +51,29 @@ class _Proposed:
     draft_s: float
 
 
+class Planning(Protocol):
+    """What the loop asks of whoever makes the trees of an answer."""
+
+    def propose(self, tokens: Sequence[int], drafter: Drafting | None, clock: PhaseClock) -> Tree:
+        """The tree to verify below the last of `tokens`, all so far."""
+        ...
+
+    def learn(self, kept: Sequence[int], *, accepted: int, clock: PhaseClock) -> int:
+        """Takes in the round of the tree proposed last.
+
+        Args:
+            kept: tokens that it committed.
+            accepted: nodes of the tree among them.
+            clock: has timed it.
+
+        Returns:
+            How many of the accepted nodes only look-up had proposed.
+        """
+        ...
+
+
 class Planner:
-    """Proposes the trees of one answer.
+    """Proposes the trees that pay. See `Planning`.
 
     Args:
         experience: of earlier answers, which this one adds to.
@@ -67,7 +89,7 @@ class Planner:
         self._proposed: _Proposed | None = None
 
     def propose(self, tokens: Sequence[int], drafter: Drafting | None, clock: PhaseClock) -> Tree:
-        """The tree to verify below the last of `tokens`, all so far."""
+        """See `Planning`."""
         started, controller, rows = clock.total, self._controller, len(tokens) - 1
         match, chances = self._look_up(tokens)
         alone = expected_from_probabilities(np.cumprod(chances))
@@ -79,9 +101,11 @@ class Planner:
             candidates, expected = graft(_NO_CANDIDATES, ROOT, branch, values), alone
         else:
             drafted = drafter.draft(tokens, self._profiles[draft], clock)
-            candidates, shared = self._merge(drafted, match, chances)
+            candidates, informed, shared = self._merge(drafted, match, chances)
             expected = _expected(candidates)
-            self._learn_draft(draft, drafted, expected, alone, rows=rows)
+            if NOTHING in controller.options.drafts and draft == controller.best_depth(rows):
+                controller.learn_gain(expected, alone, informed, rows=rows)
+            self._survey(draft, drafted, rows=rows)
         nodes = controller.choose_size(expected, rows=rows)
         tree = rerank(candidates, tokens[-1], nodes) if nodes > 1 else root_only(tokens[-1])
         clock.lap("tree")
@@ -100,16 +124,7 @@ class Planner:
         return tree
 
     def learn(self, kept: Sequence[int], *, accepted: int, clock: PhaseClock) -> int:
-        """Takes in a finished round.
-
-        Args:
-            kept: tokens that it committed.
-            accepted: nodes of the tree among them.
-            clock: has timed it.
-
-        Returns:
-            How many of the accepted nodes only look-up had proposed.
-        """
+        """See `Planning`."""
         done, experience = self._proposed, self._experience
         assert done is not None, "nothing was proposed"
         costs, by_head = self._controller.costs, 0
@@ -134,38 +149,39 @@ class Planner:
         match = self._index.find(self._controller.options.sizes[-1] - 1)
         return match, self._experience.lookup.alone(match) if match else []
 
-    def _merge(self, drafted: Tree, match: Match | None, chances: Sequence[float]) -> tuple[Candidates, int | None]:
-        """The head's nodes and look-up's; and see `_Proposed.shared`."""
+    def _merge(
+        self, drafted: Tree, match: Match | None, chances: Sequence[float]
+    ) -> tuple[Candidates, Expected, int | None]:
+        """The head's nodes and look-up's; what look-up alone gives by what the head knows; and `_Proposed.shared`."""
         experience = self._experience
         probabilities = experience.head.probabilities(drafted)
         if match is None:
-            return _with_values(drafted, values_from(drafted, probabilities)), None
-        row, path, left = 0, 0, None
+            return _with_values(drafted, values_from(drafted, probabilities)), expected_from_probabilities(()), None
+        row, path, left = 0, list[int](), None
         chances = list(chances)
-        for token in match.tokens:
+        for index, token in enumerate(match.tokens):
             children = children_of(drafted, row)
             same = children[drafted.tokens[children] == token]
             if not len(same):
                 if len(children):
-                    left = path
-                    chances[path] = experience.lookup.beside(match, path, 0.0)
+                    left = index
+                    chances[index] = experience.lookup.beside(match, index, 0.0)
                 break
             row = int(same[0])
-            probabilities[row] = experience.lookup.beside(match, path, float(probabilities[row]))
-            path += 1
+            path.append(row)
+            probabilities[row] = experience.lookup.beside(match, index, float(probabilities[row]))
         values = values_from(drafted, probabilities)
-        rest = (values[row] + np.cumsum(np.log(chances[path:]))).astype(np.float32)
-        branch = np.array(match.tokens[path:], np.int64)
-        return graft(_with_values(drafted, values), row - 1, branch, rest), left
+        rest = (values[row] + np.cumsum(np.log(chances[len(path) :]))).astype(np.float32)
+        branch = np.array(match.tokens[len(path) :], np.int64)
+        informed = expected_from_probabilities(np.exp(np.concatenate((values[path], rest))))
+        return graft(_with_values(drafted, values), row - 1, branch, rest), informed, left
 
-    def _learn_draft(self, draft: int, drafted: Tree, expected: Expected, alone: Expected, *, rows: int) -> None:
-        controller = self._controller
-        profiles = [profile for nodes, profile in self._profiles.items() if nodes in controller.options.drafts]
-        if draft == controller.best_depth(rows):
-            controller.learn_gain(expected, alone, rows=rows)
+    def _survey(self, draft: int, drafted: Tree, *, rows: int) -> None:
+        """Compares the profiles where the deepest was drafted."""
+        profiles = [self._profiles[nodes] for nodes in self._controller.options.drafts if nodes != NOTHING]
         if len(profiles) > 1 and draft == profiles[-1].nodes:
             values = values_from(drafted, self._experience.head.probabilities(drafted))
-            controller.learn_survey(_by_profile(drafted, values, profiles), rows=rows)
+            self._controller.learn_survey(_by_profile(drafted, values, profiles), rows=rows)
 
 
 def _by_profile(drafted: Tree, values: np.ndarray, profiles: Sequence[Profile]) -> Mapping[int, Expected]:

@@ -21,7 +21,7 @@ from eagle_runtime.answer import Generation, StreamOptions
 from eagle_runtime.bundle import Bundle, open_bundle
 from eagle_runtime.chat import ChatTemplate, check_messages
 from eagle_runtime.controller import Controller
-from eagle_runtime.cost_table import load_table, save_table, table_key
+from eagle_runtime.cost_table import Table, load_table, save_table, table_key
 from eagle_runtime.costs import Costs
 from eagle_runtime.draft import Drafter
 from eagle_runtime.engines.select import open_draft, open_target, select_engine
@@ -33,6 +33,7 @@ from eagle_runtime.sampler import Sampler
 from eagle_runtime.sampling import Sampling, SamplingOptions
 from eagle_runtime.stats import Stats
 from eagle_runtime.text import TextStream
+from eagle_runtime.tune import measure_costs
 from eagle_runtime.verify import Verifier
 
 DEFAULT_MAX_NEW_TOKENS = 512
@@ -215,6 +216,22 @@ class Session:
                 return logits
             finally:
                 self._state.reset()
+
+    def tune(self) -> Table:
+        """Measures what the profile's steps cost on this machine, and keeps it for this bundle. Takes seconds.
+
+        Raises SessionBusyError while an answer is under way.
+        """
+        manifest = self.bundle.manifest
+        with self._exclusive():
+            try:
+                table = measure_costs(self._state, manifest, self.tokenizer)
+            finally:
+                self._state.reset()
+            self._costs = Costs(manifest.profiles, table)
+            self._experience.clear()
+        save_table(self._costs_key, table)
+        return table
 
     def reset(self) -> None:
         """Forgets the conversation's cache rows, so that the next prompt is read from its beginning.
