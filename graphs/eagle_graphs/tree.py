@@ -112,14 +112,19 @@ def rerank(candidates: Candidates, root: int, nodes: int) -> Tree:
     assert (rank[parents[parents >= 0]] >= 0).all(), "a chosen node lacks its parent"
     parent_rank = np.where(parents >= 0, rank[parents], ROOT)
 
-    order = _depth_first(parent_rank)
+    order, depths, mask = _depth_first(parent_rank)
     row = np.empty_like(order)
-    row[order] = np.arange(1, len(order) + 1)
+    row[order] = np.arange(1, nodes)
     ordered_parents = parent_rank[order]
-    return tree_from_parents(
+    below = np.ones((nodes, nodes), np.bool_)
+    below[0, 1:] = False
+    below[1:, 1:] = mask
+    return Tree(
         tokens=np.concatenate(([root], candidates.tokens[chosen[order]])),
         parents=np.concatenate(([ROOT], np.where(ordered_parents >= 0, row[ordered_parents], 0))),
         values=np.concatenate((np.zeros(1, np.float32), candidates.values[chosen[order]])),
+        depths=np.concatenate(([0], depths + 1)),
+        mask=below,
     )
 
 
@@ -151,10 +156,11 @@ def graft(candidates: Candidates, parent: int, tokens: Ids, values: Floats) -> C
     )
 
 
-def _depth_first(parents: Ids) -> Ids:
-    """Depth-first order of nodes ranked best first: sort by the ranks along each node's path."""
+def _depth_first(parents: Ids) -> tuple[Ids, Ids, Mask]:
+    """Depth-first order of nodes ranked best first, by the ranks along each node's path; depths and mask in it."""
     depths, mask = depths_and_ancestors(parents)
     paths = np.full((len(parents), int(depths.max(initial=0)) + 1), -1, np.int64)
     node, ancestor = np.nonzero(mask)
     paths[node, depths[ancestor]] = ancestor
-    return np.lexsort(paths.T[::-1])
+    order = np.lexsort(paths.T[::-1])
+    return order, depths[order], mask[np.ix_(order, order)]

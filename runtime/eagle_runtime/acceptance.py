@@ -70,8 +70,8 @@ class HeadAcceptance:
 
 def _conditional(tree: Tree) -> Floats64:
     """[N] the probability that stands behind each node's value, given its parent."""
-    conditional: Floats64 = np.exp((tree.values - tree.values[tree.parents]).astype(np.float64))
-    conditional[0] = 1.0
+    conditional = np.ones(len(tree))
+    conditional[1:] = np.exp((tree.values[1:] - tree.values[tree.parents[1:]]).astype(np.float64))
     return conditional
 
 

@@ -15,6 +15,7 @@ Nothing here knows of graphs or clocks: costs and probabilities go in, choices c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,9 +30,9 @@ Expected = npt.NDArray[np.float64]
 NOTHING = 0
 """The draft that is none."""
 
-_BUDGET = 0.01  # share of the time for trying what seems not to pay
+_BUDGET = 0.007  # share of the time for trying what seems not to pay
 _MEMORY = 0.98  # weight of a round in the rate, against the next one's
-_GAIN_MEMORY, _GAIN_PRIOR = 48, 4  # rounds
+_GAIN_MEMORY, _GAIN_PRIOR = 48, 2  # rounds
 _SURVEY_MEMORY, _FIRST_SURVEYS = 64, 4
 _SURE = (0.4, 0.7, 0.9)  # bounds between classes of look-up's first token
 _PRIOR_GAIN = (0.5, 0.3, 0.12, 0.03)  # tokens that drafting adds, in each of them
@@ -103,7 +104,7 @@ class Controller:
         return max(self._profiles, key=lambda draft: self._surveys[draft].value - rate * self.costs.draft(draft, rows))
 
     def choose_size(self, expected: Expected, *, rows: int) -> int:
-        """How many nodes to verify of a tree that gives `expected`."""
+        """How many nodes to verify of a tree that gives `expected`; the fewer of two that are worth the same."""
         return self._best(expected, rows)[1]
 
     def learn_gain(self, expected: Expected, lookup: Expected, informed: Expected, *, rows: int) -> None:
@@ -116,7 +117,8 @@ class Controller:
             rows: of the context.
         """
         undrafted = self.choose_size(lookup, rows=rows)
-        gain = self._best(expected, rows)[0] - self._worth(informed, undrafted, rows)
+        foregone = float(informed[undrafted - 1]) - self.rate(rows) * self.costs.verify(undrafted, rows)
+        gain = self._best(expected, rows)[0] - foregone
         self._gains[_class(lookup)].add(gain)
 
     def learn_survey(self, expected: Mapping[int, Expected], *, rows: int) -> None:
@@ -131,13 +133,14 @@ class Controller:
         self._allowance = min(self._allowance + _BUDGET * seconds, _BUDGET * self._seconds)
 
     def _best(self, expected: Expected, rows: int) -> tuple[float, int]:
-        """The highest worth, and the size that has it; the smaller one of two."""
-        sizes = [size for size in self.options.sizes if size <= len(expected)]
-        worth, size = max((self._worth(expected, size, rows), -size) for size in sizes)
-        return worth, -size
-
-    def _worth(self, expected: Expected, size: int, rows: int) -> float:
-        return float(expected[size - 1]) - self.rate(rows) * self.costs.verify(size, rows)
+        """The highest worth, and the size that has it."""
+        rate, best = self.rate(rows), (-math.inf, 0)
+        for size in self.options.sizes:
+            if size <= len(expected):
+                worth = float(expected[size - 1]) - rate * self.costs.verify(size, rows)
+                if worth > best[0]:
+                    best = worth, size
+        return best
 
 
 class _Mean:

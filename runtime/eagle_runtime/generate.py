@@ -133,6 +133,7 @@ def generate(state: SlotState, request: Request, progress: Progress, *, cancelle
         accepted, looked_up = len(walk.path) - 1, 0
         if request.planner is not None:
             looked_up = request.planner.learn(kept, accepted=min(accepted, len(kept)), clock=clock)
+            clock.lap("host")
         progress.stats.count_round(
             nodes=len(tree), tokens=len(kept), accepted=accepted, checked=walk.checked, looked_up=looked_up
         )

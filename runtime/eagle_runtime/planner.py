@@ -107,7 +107,10 @@ class Planner:
                 controller.learn_gain(expected, alone, informed, rows=rows)
             self._survey(draft, drafted, rows=rows)
         nodes = controller.choose_size(expected, rows=rows)
-        tree = rerank(candidates, tokens[-1], nodes) if nodes > 1 else root_only(tokens[-1])
+        if drafted is not None and match is None and nodes == len(drafted):
+            tree = drafted  # as it came, rather than the same again
+        else:
+            tree = rerank(candidates, tokens[-1], nodes) if nodes > 1 else root_only(tokens[-1])
         clock.lap("tree")
         self._proposed = _Proposed(
             rows=rows,

@@ -6,14 +6,14 @@ to a meaningless prompt is made with every profile in turn, in a short context a
 
 from __future__ import annotations
 
-import statistics
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
 
+import numpy as np
 from tokenizers import Tokenizer
 
-from eagle_graphs import Manifest, Profile, Tree, root_only
+from eagle_graphs import Manifest, Profile, Tree, root_only, tree_from_parents
 from eagle_runtime.cost_table import Line, Table
 from eagle_runtime.draft import Drafting
 from eagle_runtime.generate import Progress, Request, SlotState, generate
@@ -38,10 +38,10 @@ def measure_costs(state: SlotState, manifest: Manifest, tokenizer: Tokenizer) ->
 
 
 def _rehearse(state: SlotState, manifest: Manifest, tokenizer: Tokenizer, length: int) -> dict[str, float]:
-    """Median seconds of each step after a prompt of so many tokens."""
+    """Seconds of each step after a prompt of so many tokens: the lower quartile, since noise only adds."""
     state.reset()
     done = threading.Event()
-    rehearsal = Rehearsal(manifest.profiles if state.drafter is not None else (), done)
+    rehearsal = Rehearsal(manifest.profiles, done)
     request = Request(
         prompt=[index % manifest.target.vocab_size for index in range(1, length + 1)],
         profile=manifest.profiles[0],
@@ -53,7 +53,7 @@ def _rehearse(state: SlotState, manifest: Manifest, tokenizer: Tokenizer, length
     )
     for _ in generate(state, request, Progress(text=TextStream(tokenizer)), cancelled=done):
         pass
-    return {step: statistics.median(times) for step, times in rehearsal.seconds.items()}
+    return {step: sorted(times)[len(times) // 4] for step, times in rehearsal.seconds.items()}
 
 
 class Rehearsal:
@@ -69,15 +69,16 @@ class Rehearsal:
         """By step; see `eagle_runtime.cost_table.Table`."""
         turns = [None, *profiles]
         self._turns, self._first, self._done = turns * (_REPEATS + 1), len(turns), done
-        self._taken = 0
+        self._taken, self._drafted = 0, False
         self._started = self._draft_s = 0.0
 
     def propose(self, tokens: Sequence[int], drafter: Drafting | None, clock: PhaseClock) -> Tree:
         """See `Planning`."""
         self._started, profile = clock.total, self._turns[self._taken]
         tree = root_only(tokens[-1])
-        if profile is not None and drafter is not None:
-            tree = drafter.draft(tokens, profile, clock)
+        self._drafted = profile is not None and drafter is not None
+        if profile is not None:
+            tree = _chain(tokens[-1], profile.nodes) if drafter is None else drafter.draft(tokens, profile, clock)
         clock.lap("tree")
         self._draft_s = clock.total - self._started
         return tree
@@ -89,8 +90,13 @@ class Rehearsal:
         if self._taken > self._first:  # the first turn makes the buffers
             nodes = 1 if profile is None else profile.nodes
             self.seconds[f"verify {nodes}"].append(clock.total - self._started - self._draft_s)
-            if profile is not None:
+            if self._drafted:
                 self.seconds[f"draft {nodes}"].append(self._draft_s)
         if self._taken == len(self._turns):
             self._done.set()
         return 0
+
+
+def _chain(token: int, nodes: int) -> Tree:
+    """A tree that nobody drafted: the same token again and again."""
+    return tree_from_parents(np.full(nodes, token), np.arange(-1, nodes - 1))
