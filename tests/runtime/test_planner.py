@@ -151,7 +151,7 @@ def test_nodes_that_the_head_proposed_too_are_not_look_up_s() -> None:
 
 
 def test_what_is_looked_up_is_learned_from_the_answer_whether_verified_or_not() -> None:
-    planner, experience = planned(Options(drafts=(NOTHING,), sizes=(1,)))
+    planner, experience = planned(Options(drafts=(NOTHING,), sizes=(1, 4)))
     clock, text = PhaseClock(Stats()), [1, 2, 3] * 20
     match = Match(length=16, tokens=[1])
     before = experience.lookup.alone(match)
