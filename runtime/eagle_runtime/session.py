@@ -20,14 +20,12 @@ from eagle_runtime.accept import Accepting, Greedy
 from eagle_runtime.answer import Generation, StreamOptions
 from eagle_runtime.bundle import Bundle, open_bundle
 from eagle_runtime.chat import ChatTemplate, check_messages
-from eagle_runtime.controller import Controller
-from eagle_runtime.cost_table import Table, load_table, save_table, table_key
-from eagle_runtime.costs import Costs
+from eagle_runtime.cost_table import Table
 from eagle_runtime.draft import Drafter
 from eagle_runtime.engines.select import open_draft, open_target, select_engine
 from eagle_runtime.generate import Progress, Request, Round, SlotState, generate
-from eagle_runtime.modes import AUTO, Mode, mode_from_name
-from eagle_runtime.planner import Experience, Planner
+from eagle_runtime.learned import Learned
+from eagle_runtime.modes import AUTO, mode_from_name
 from eagle_runtime.processors import Processor
 from eagle_runtime.sampler import Sampler
 from eagle_runtime.sampling import Sampling, SamplingOptions
@@ -69,9 +67,7 @@ class Session:
             )
         self.engine = select_engine(manifest, kernels)
         """The compiled graphs in use, and how exact they are."""
-        self._costs_key = table_key(bundle, self.engine, threads)
-        self._costs = Costs(manifest.profiles, load_table(self._costs_key))
-        self._experience: dict[tuple[Mode, bool], Experience] = {}
+        self._learned = Learned(bundle, self.engine, threads=threads)
         self._open_graphs(threads, drafts=mode.drafts)
 
     @classmethod
@@ -184,7 +180,7 @@ class Session:
             prefill_chunk=manifest.limits.prefill_chunk,
             accepting=accepting,
             proposal=options.proposal,
-            planner=self._planner(mode, greedy=options.greedy),
+            planner=self._learned.planner(mode, greedy=options.greedy),
             logprobs=logprobs,
             on_round=on_round,
         )
@@ -228,9 +224,7 @@ class Session:
                 table = measure_costs(self._state, manifest, self.tokenizer)
             finally:
                 self._state.reset()
-            self._costs = Costs(manifest.profiles, table)
-            self._experience.clear()
-        save_table(self._costs_key, table)
+            self._learned.start_again(table)
         return table
 
     def reset(self) -> None:
@@ -268,8 +262,7 @@ class Session:
         return True
 
     def _free(self) -> None:
-        if self._experience:
-            save_table(self._costs_key, self._costs.table)
+        self._learned.save()
         for graph in self._graphs:
             graph.close()
         self._graphs.clear()
@@ -348,17 +341,6 @@ class Session:
                 "shorten it, or export with a larger --capacity"
             )
         return list(tokens)
-
-    def _planner(self, mode: Mode, *, greedy: bool) -> Planner | None:
-        """What makes the trees of an answer, going on from what earlier answers of its kind taught."""
-        if mode.options is None:
-            return None
-        profiles = self.bundle.manifest.profiles
-        if (mode, greedy) not in self._experience:
-            preferred = mode.profile.nodes if mode.profile is not None else profiles[0].nodes
-            controller = Controller(mode.options, self._costs, preferred=preferred)
-            self._experience[mode, greedy] = Experience(controller=controller)
-        return Planner(self._experience[mode, greedy], profiles, lookup=mode.lookup)
 
     def _open_graphs(self, threads: int | None, *, drafts: bool) -> None:
         manifest = self.bundle.manifest

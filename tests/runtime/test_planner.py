@@ -245,6 +245,6 @@ def test_the_real_model_says_the_same_in_auto_and_wavering(
                 answer = session.generate(token_ids=prompt, max_new_tokens=48, profile=profile, **options)
                 assert answer.token_ids == plain.token_ids
             session.reset()
-            for experience in session._experience.values():
+            for experience in session._learned.experience.values():
                 experience.controller = Wavering(experience.controller.options, 0)
             assert session.generate(token_ids=prompt, max_new_tokens=48, **options).token_ids == plain.token_ids
