@@ -28,6 +28,10 @@ class Line:
         """Seconds at `rows`."""
         return self.base + self.slope * rows
 
+    def times(self, factor: float) -> Line:
+        """The line of a step that takes `factor` times as long."""
+        return Line(base=self.base * factor, slope=self.slope * factor)
+
 
 Table = dict[str, Line]
 """Steps by name: "verify 8" is a round of 8 nodes but for its drafting, "draft 8" the drafting of that profile."""

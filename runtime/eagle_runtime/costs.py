@@ -15,6 +15,7 @@ from eagle_runtime.cost_table import Line, Table
 
 _SHARED, _OWN = 0.1, 0.03  # share of a deviation that moves the factor of all costs, and the step's own
 _CLIP = 0.5  # largest deviation, as a logarithm, that one round may claim: a pause says nothing of a step
+_RUNS = 2  # of a step that nobody has measured, the first one among them, before it is
 _EXTENSION_FREE = 16  # rows that wait for the head which cost about what one does
 
 
@@ -28,16 +29,18 @@ class Costs:
 
     def __init__(self, profiles: Iterable[Profile], table: Table | None = None) -> None:
         self._lines = dict(table or {})
-        plain = self._lines.get("verify 1", Line(base=1.0, slope=0.0))
-        self._lines["verify 1"] = plain
+        guesses = {"verify 1": 1.0}
         for profile in profiles:
-            verify, draft = 1 + 0.03 * (profile.nodes - 1), 0.05 * profile.depth
-            for step, times in ((f"verify {profile.nodes}", verify), (f"draft {profile.nodes}", draft)):
-                self._lines.setdefault(step, Line(base=times * plain.base, slope=times * plain.slope))
+            guesses[f"verify {profile.nodes}"] = 1 + 0.03 * (profile.nodes - 1)
+            guesses[f"draft {profile.nodes}"] = 0.05 * profile.depth
+        known = next((step for step in guesses if step in self._lines), None)
+        unit = self._lines[known].times(1 / guesses[known]) if known else Line(base=1.0, slope=0.0)
+        for step, times in guesses.items():
+            self._lines.setdefault(step, unit.times(times))
         self._own = dict.fromkeys(self._lines, 1.0)
         self._shared = 1.0
         self._measured = set(table or ())
-        self._run: set[str] = set()  # in this process: the first run of a step makes its buffers
+        self._runs: dict[str, list[float]] = {}  # deviations seen in this process of steps not yet measured
 
     def verify(self, nodes: int, rows: int) -> float:
         """Seconds of a round that verifies so many nodes in a context of `rows`, its drafting left out."""
@@ -50,18 +53,21 @@ class Costs:
 
     def observe(self, step: str, rows: int, seconds: float) -> None:
         """Takes in how long a step took."""
-        if step not in self._run:
-            self._run.add(step)
+        deviation = math.log(max(seconds, 1e-9) / self._at(step, rows))
+        runs = self._runs.setdefault(step, [])
+        if not runs or (step not in self._measured and len(runs) < _RUNS):
+            runs.append(deviation)  # the first run of a process makes a step's buffers
             return
-        deviation = math.log(seconds / self._at(step, rows))
-        if not self._measured:
-            self._shared *= math.exp(deviation)
-        elif step not in self._measured:
-            self._own[step] *= math.exp(deviation)
-        else:
+        if step in self._measured:
             deviation = min(max(deviation, -_CLIP), _CLIP)
             self._shared *= math.exp(_SHARED * deviation)
             self._own[step] *= math.exp(_OWN * deviation)
+            return
+        factor = math.exp(min(*runs[1:], deviation))
+        if self._measured:
+            self._own[step] *= factor
+        else:
+            self._shared *= factor
         self._measured.add(step)
 
     def observe_drafting(self, nodes: int, rows: int, waiting: int, seconds: float) -> None:
@@ -77,11 +83,7 @@ class Costs:
     @property
     def table(self) -> Table:
         """What has been measured, as it is now."""
-        factors = {step: self._own[step] * self._shared for step in sorted(self._measured)}
-        return {
-            step: Line(base=self._lines[step].base * factor, slope=self._lines[step].slope * factor)
-            for step, factor in factors.items()
-        }
+        return {step: self._lines[step].times(self._own[step] * self._shared) for step in sorted(self._measured)}
 
     def _at(self, step: str, rows: int) -> float:
         return self._lines[step].at(rows) * self._own[step] * self._shared

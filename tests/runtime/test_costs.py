@@ -45,7 +45,7 @@ def test_guesses_are_in_order_and_nothing_is_known() -> None:
     assert costs.table == {}
 
 
-def observe(costs: Costs, step: str, seconds: float, times: int = 2, rows: int = 0) -> None:
+def observe(costs: Costs, step: str, seconds: float, times: int = 3, rows: int = 0) -> None:
     for _ in range(times):
         costs.observe(step, rows, seconds)
 
@@ -66,6 +66,22 @@ def test_the_first_measurement_gives_the_unit_and_others_their_own_places() -> N
     assert costs.verify(16, 0) == pytest.approx(20e-3)
     assert costs.verify(4, 0) == pytest.approx(7e-3)
     assert costs.table.keys() == {"verify 4", "verify 16"}
+
+
+@pytest.mark.parametrize("step", ["verify 4", "draft 8"])
+def test_guesses_stand_in_the_unit_of_what_is_known(step: str) -> None:
+    costs, guessed = Costs(PROFILES, {step: TABLE[step]}), Costs(PROFILES)
+    assert costs.verify(16, 0) / costs.verify(1, 0) == pytest.approx(guessed.verify(16, 0) / guessed.verify(1, 0))
+    kind, nodes = step.split()
+    assert (costs.verify if kind == "verify" else costs.draft)(int(nodes), 0) == TABLE[step].base
+    assert costs.verify(1, 0) < 0.02
+
+
+def test_a_pause_in_one_of_the_first_runs_says_nothing_either() -> None:
+    costs = Costs(PROFILES)
+    for seconds in (1.0, 300.0, 7e-3, 7e-3):
+        costs.observe("verify 4", 0, seconds)
+    assert costs.verify(4, 0) == pytest.approx(7e-3)
 
 
 def test_a_machine_that_becomes_slower_makes_all_steps_dearer() -> None:

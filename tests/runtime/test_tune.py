@@ -24,11 +24,11 @@ def test_every_step_is_measured_and_kept(tiny_bundle: Path) -> None:
         table = session.tune()
         assert table.keys() == STEPS
         assert all(line.base > 0 and line.slope >= 0 for line in table.values())
-        assert session._learned.costs.table == table
+        assert session._learned.costs[True].table == table
     with Session.open(tiny_bundle, threads=1) as session:
-        assert session._learned.costs.table == table
+        assert session._learned.costs[True].table == table
     with Session.open(tiny_bundle, threads=2) as session:
-        assert session._learned.costs.table == {}, "other threads have other costs"
+        assert session._learned.costs[True].table == {}, "other threads have other costs"
 
 
 def test_without_the_head_only_verifying_is_measured(tiny_bundle: Path) -> None:
@@ -47,10 +47,10 @@ def test_answers_before_and_after_are_the_same(tiny_bundle: Path) -> None:
 def test_real_rounds_are_measured_too_and_kept_when_the_session_ends(tiny_bundle: Path) -> None:
     with Session.open(tiny_bundle, threads=1) as session:
         session.generate(token_ids=random_prompt(20), max_new_tokens=60, ignore_eos=True)
-        learned = session._learned.costs.table
+        learned = session._learned.costs[True].table
         assert learned
     with Session.open(tiny_bundle, threads=1) as session:
-        assert session._learned.costs.table == learned
+        assert session._learned.costs[True].table == learned
 
 
 def test_the_command_prints_a_row_for_each_size(tiny_bundle: Path, cache: Path) -> None:
