@@ -141,21 +141,6 @@ def candidates_from_tree(tree: Tree) -> Candidates:
     return Candidates(tokens=tree.tokens[1:], parents=tree.parents[1:] - 1, values=tree.values[1:])
 
 
-def graft(candidates: Candidates, parent: int, tokens: Ids, values: Floats) -> Candidates:
-    """The candidates and a branch, a chain of new nodes below candidate `parent` (-1: below the root).
-
-    tokens, values: [B] of the branch, from the top; values as those of candidates, the first at most its parent's.
-    """
-    start = len(candidates.tokens)
-    parents = np.arange(start - 1, start + len(tokens) - 1)
-    parents[:1] = parent
-    return Candidates(
-        tokens=np.concatenate((candidates.tokens, tokens)),
-        parents=np.concatenate((candidates.parents, parents)),
-        values=np.concatenate((candidates.values, values)),
-    )
-
-
 def _depth_first(parents: Ids) -> tuple[Ids, Ids, Mask]:
     """Depth-first order of nodes ranked best first, by the ranks along each node's path; depths and mask in it."""
     depths, mask = depths_and_ancestors(parents)

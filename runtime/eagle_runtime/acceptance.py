@@ -7,22 +7,46 @@ tokens that were right after matches as long. So both stand on one scale, in one
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Sequence
-
-import numpy as np
-import numpy.typing as npt
+from dataclasses import dataclass
 
 from eagle_graphs import Tree
-from eagle_graphs.tree import Floats, Ids
 from eagle_runtime.lookup import LONGEST, Match
 
-Floats64 = npt.NDArray[np.float64]
-
-_BOUNDS = np.array([0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85])  # between classes of the head's probability
+_BOUNDS = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85)  # between classes of the head's probability
 _HEAD_PRIOR = 2.0  # accepted nodes that a class is given beforehand, for as many expected
 _HEAD_MEMORY = 60.0  # expected nodes of a class, from which on older ones count less
 _MATCH_PRIOR, _MATCH_MEMORY = 6.0, 120.0  # the same for matches, in tokens looked at
 _LEAST, _MOST = 1e-9, 0.999  # of a probability: values are finite, and fall along a path whatever rounding does
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafted:
+    """A drafted tree as lists, root first: for so few nodes they are faster than arrays."""
+
+    tokens: list[int]
+    parents: list[int]
+    probabilities: list[float]
+    """What the head says of each node, given its parent; of the root 1."""
+
+    def child(self, row: int, token: int) -> int | None:
+        """The child of `row` that has this token."""
+        parents, tokens = self.parents, self.tokens
+        return next((i for i in range(row + 1, len(tokens)) if parents[i] == row and tokens[i] == token), None)
+
+    def has_children(self, row: int) -> bool:
+        """Whether the head proposed anything below `row`."""
+        return row in self.parents
+
+
+def drafted_from_tree(tree: Tree) -> Drafted:
+    """The lists of a tree that the head drafted."""
+    values, parents = tree.values.tolist(), tree.parents.tolist()
+    probabilities = [math.exp(min(value - values[parent], 0.0)) for value, parent in zip(values, parents, strict=True)]
+    probabilities[0] = 1.0
+    return Drafted(tokens=tree.tokens.tolist(), parents=parents, probabilities=probabilities)
 
 
 class HeadAcceptance:
@@ -30,49 +54,38 @@ class HeadAcceptance:
 
     def __init__(self) -> None:
         classes = len(_BOUNDS) + 1
-        self._expected, self._accepted = np.full(classes, _HEAD_PRIOR), np.full(classes, _HEAD_PRIOR)
-        self._ratio = np.ones(classes)
+        self._expected, self._accepted = [_HEAD_PRIOR] * classes, [_HEAD_PRIOR] * classes
 
-    def probabilities(self, tree: Tree) -> Floats64:
+    def probabilities(self, drafted: Drafted) -> list[float]:
         """[N] each node's probability, given its parent; the root's is 1."""
-        raw = _conditional(tree)
-        right: Floats64 = np.clip(raw * self._ratio[np.searchsorted(_BOUNDS, raw)], _LEAST, _MOST)
+        ratio = [accepted / expected for accepted, expected in zip(self._accepted, self._expected, strict=True)]
+        right = [min(max(raw * ratio[bisect_left(_BOUNDS, raw)], _LEAST), _MOST) for raw in drafted.probabilities]
         right[0] = 1.0
         return right
 
-    def learn(self, tree: Tree, tokens: Sequence[int]) -> int:
-        """Takes in which nodes of a drafted tree were right. tokens: what the answer went on with.
+    def learn(self, drafted: Drafted, tokens: Sequence[int]) -> int:
+        """Takes in which nodes were right. tokens: what the answer went on with.
 
         Returns how many of the first tokens are a path of the tree.
         """
-        raw, row = _conditional(tree), 0
+        row = 0
         for depth, token in enumerate(tokens):
-            children = np.flatnonzero(tree.parents == row)
-            if not len(children):
+            match = None
+            for child in range(row + 1, len(drafted.parents)):
+                if drafted.parents[child] == row:
+                    self._count(drafted.probabilities[child], right=drafted.tokens[child] == token)
+                    if drafted.tokens[child] == token:
+                        match = child
+            if match is None:
                 return depth
-            classes = np.searchsorted(_BOUNDS, raw[children])
-            np.add.at(self._expected, classes, raw[children])
-            match = children[tree.tokens[children] == token]
-            if len(match):
-                self._accepted[np.searchsorted(_BOUNDS, raw[match[0]])] += 1
-            self._forget()
-            if not len(match):
-                return depth
-            row = int(match[0])
+            row = match
         return len(tokens)
 
-    def _forget(self) -> None:
-        surplus = np.maximum(self._expected / _HEAD_MEMORY, 1)
-        self._expected /= surplus
-        self._accepted /= surplus
-        self._ratio = self._accepted / self._expected
-
-
-def _conditional(tree: Tree) -> Floats64:
-    """[N] the probability that stands behind each node's value, given its parent."""
-    conditional = np.ones(len(tree))
-    conditional[1:] = np.exp((tree.values[1:] - tree.values[tree.parents[1:]]).astype(np.float64))
-    return conditional
+    def _count(self, raw: float, *, right: bool) -> None:
+        index = bisect_left(_BOUNDS, raw)
+        expected, accepted = self._expected[index] + raw, self._accepted[index] + right
+        surplus = max(expected / _HEAD_MEMORY, 1.0)
+        self._expected[index], self._accepted[index] = expected / surplus, accepted / surplus
 
 
 class LookupAcceptance:
@@ -82,9 +95,9 @@ class LookupAcceptance:
     """
 
     def __init__(self) -> None:
-        lengths = np.arange(1.0, LONGEST + 1)
-        self._alone = _Shares(1 - 0.8 * lengths**-0.85)
-        self._beside = _Shares(1 - 0.95 * lengths**-0.55)
+        lengths = range(1, LONGEST + 1)
+        self._alone = _Shares([1 - 0.8 * length**-0.85 for length in lengths])
+        self._beside = _Shares([1 - 0.95 * length**-0.55 for length in lengths])
 
     def alone(self, match: Match) -> list[float]:
         """The probability of each of the match's tokens, given those before it, as far as nothing else is known."""
@@ -115,13 +128,12 @@ class LookupAcceptance:
 class _Shares:
     """A running share for each length of a match."""
 
-    def __init__(self, prior: npt.NDArray[np.floating]) -> None:
-        self._right, self._seen = (prior * _MATCH_PRIOR).tolist(), [_MATCH_PRIOR] * len(prior)
+    def __init__(self, prior: Sequence[float]) -> None:
+        self._right, self._seen = [share * _MATCH_PRIOR for share in prior], [_MATCH_PRIOR] * len(prior)
 
     def of(self, length: int) -> float:
         index = min(length, LONGEST) - 1
-        share: float = self._right[index] / self._seen[index]
-        return min(share, _MOST)
+        return min(max(self._right[index] / self._seen[index], _LEAST), _MOST)
 
     def add(self, length: int, *, right: bool) -> None:
         index = min(length, LONGEST) - 1
@@ -130,11 +142,9 @@ class _Shares:
         self._seen[index] = self._seen[index] * keep + 1
 
 
-def children_of(tree: Tree, row: int) -> Ids:
-    """Rows of a node's children."""
-    return np.flatnonzero(tree.parents == row)
-
-
-def values_from(tree: Tree, probabilities: Floats64) -> Floats:
-    """[N] values, logarithms of the probability of each node's path, from conditional probabilities [N]."""
-    return (tree.mask @ np.log(probabilities)).astype(np.float32)
+def values_from(parents: Sequence[int], probabilities: Sequence[float]) -> list[float]:
+    """[N] logarithms of the probability of each node's path. parents: [N], before their children, the root's -1."""
+    values = [0.0]
+    for parent, probability in zip(parents[1:], probabilities[1:], strict=True):
+        values.append(values[parent] + math.log(probability))
+    return values

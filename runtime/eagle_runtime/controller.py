@@ -16,15 +16,13 @@ Nothing here knows of graphs or clocks: costs and probabilities go in, choices c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from itertools import accumulate
 
 from eagle_runtime.costs import Costs
 
-Expected = npt.NDArray[np.float64]
+Expected = Sequence[float]
 """[M] tokens to expect of the best 1, 2, ..., M nodes of a tree, the bonus included; the first is 1."""
 
 NOTHING = 0
@@ -117,7 +115,7 @@ class Controller:
             rows: of the context.
         """
         undrafted = self.choose_size(lookup, rows=rows)
-        foregone = float(informed[undrafted - 1]) - self.rate(rows) * self.costs.verify(undrafted, rows)
+        foregone = informed[undrafted - 1] - self.rate(rows) * self.costs.verify(undrafted, rows)
         gain = self._best(expected, rows)[0] - foregone
         self._gains[_class(lookup)].add(gain)
 
@@ -137,7 +135,7 @@ class Controller:
         rate, best = self.rate(rows), (-math.inf, 0)
         for size in self.options.sizes:
             if size <= len(expected):
-                worth = float(expected[size - 1]) - rate * self.costs.verify(size, rows)
+                worth = expected[size - 1] - rate * self.costs.verify(size, rows)
                 if worth > best[0]:
                     best = worth, size
         return best
@@ -156,10 +154,10 @@ class _Mean:
 
 def _class(lookup: Expected) -> int:
     """The class of a round by how sure look-up is of its first token."""
-    first = float(lookup[1] - lookup[0]) if len(lookup) > 1 else 0.0
+    first = lookup[1] - lookup[0] if len(lookup) > 1 else 0.0
     return sum(first >= bound for bound in _SURE)
 
 
-def expected_from_probabilities(probabilities: Sequence[float] | npt.NDArray[np.floating]) -> Expected:
+def expected_from_probabilities(probabilities: Iterable[float]) -> list[float]:
     """What a tree gives whose nodes are accepted with these probabilities, best first, the root left out."""
-    return np.concatenate(([1.0], 1.0 + np.cumsum(np.asarray(probabilities, np.float64))))
+    return list(accumulate(probabilities, initial=1.0))

@@ -7,21 +7,21 @@ drawn, nor its text on times: such answers do not come here.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
 
-from eagle_graphs import Profile, Tree, rerank, root_only
-from eagle_graphs.tree import ROOT, Candidates, candidates_from_tree, graft
-from eagle_runtime.acceptance import HeadAcceptance, LookupAcceptance, children_of, values_from
+from eagle_graphs import Candidates, Profile, Tree, rerank, root_only
+from eagle_runtime.acceptance import Drafted, HeadAcceptance, LookupAcceptance, drafted_from_tree, values_from
 from eagle_runtime.controller import NOTHING, Controller, Expected, expected_from_probabilities
 from eagle_runtime.draft import Drafting
 from eagle_runtime.lookup import LookupIndex, Match
 from eagle_runtime.stats import PhaseClock
-
-_NO_CANDIDATES = Candidates(tokens=np.zeros(0, np.int64), parents=np.zeros(0, np.int64), values=np.zeros(0, np.float32))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class _Proposed:
     rows: int
     draft: int
     waiting: int
-    drafted: Tree | None
+    drafted: Drafted | None
     first: bool
     """Nothing was drafted before in this answer, so that many rows may have waited."""
     match: Match | None
@@ -92,34 +92,30 @@ class Planner:
         """See `Planning`."""
         started, controller, rows = clock.total, self._controller, len(tokens) - 1
         match, chances = self._look_up(tokens)
-        alone = expected_from_probabilities(np.cumprod(chances))
+        alone = expected_from_probabilities(accumulate(chances, operator.mul))
         draft = controller.choose_draft(alone, rows=rows, waiting=self._waiting)
-        drafted, shared = None, None
         if draft == NOTHING or drafter is None:
-            values = np.cumsum(np.log(chances)).astype(np.float32)
-            branch = np.array(match.tokens if match else (), np.int64)
-            candidates, expected = graft(_NO_CANDIDATES, ROOT, branch, values), alone
+            tree, merged = root_only(tokens[-1]), _Merged.from_chain(tokens[-1], match, chances)
+            expected: Expected = alone
         else:
-            drafted = drafter.draft(tokens, self._profiles[draft], clock)
-            candidates, informed, shared = self._merge(drafted, match, chances)
-            expected = _expected(candidates)
+            tree = drafter.draft(tokens, self._profiles[draft], clock)
+            merged = self._merge(tree, match, chances)
+            expected = merged.expected()
             if NOTHING in controller.options.drafts and draft == controller.best_depth(rows):
-                controller.learn_gain(expected, alone, informed, rows=rows)
-            self._survey(draft, drafted, rows=rows)
+                controller.learn_gain(expected, alone, merged.expected_of_branch(), rows=rows)
+            self._survey(draft, tree, merged, rows=rows)
         nodes = controller.choose_size(expected, rows=rows)
-        if drafted is not None and match is None and nodes == len(drafted):
-            tree = drafted  # as it came, rather than the same again
-        else:
-            tree = rerank(candidates, tokens[-1], nodes) if nodes > 1 else root_only(tokens[-1])
+        if nodes != len(tree) or merged.changes(tree):
+            tree = merged.tree(nodes)
         clock.lap("tree")
         self._proposed = _Proposed(
             rows=rows,
             draft=draft,
             waiting=self._waiting,
-            drafted=drafted,
+            drafted=merged.drafted,
             first=not self._has_drafted,
             match=match,
-            shared=shared,
+            shared=merged.left,
             nodes=nodes,
             started=started,
             draft_s=clock.total - started,
@@ -152,54 +148,103 @@ class Planner:
         match = self._index.find(self._controller.options.sizes[-1] - 1)
         return match, self._experience.lookup.alone(match) if match else []
 
-    def _merge(
-        self, drafted: Tree, match: Match | None, chances: Sequence[float]
-    ) -> tuple[Candidates, Expected, int | None]:
-        """The head's nodes and look-up's; what look-up alone gives by what the head knows; and `_Proposed.shared`."""
-        experience = self._experience
-        probabilities = experience.head.probabilities(drafted)
-        if match is None:
-            return _with_values(drafted, values_from(drafted, probabilities)), expected_from_probabilities(()), None
-        row, path, left = 0, list[int](), None
+    def _merge(self, tree: Tree, match: Match | None, chances: Sequence[float]) -> _Merged:
+        """The head's nodes and look-up's."""
+        drafted, lookup = drafted_from_tree(tree), self._experience.lookup
+        probabilities = self._experience.head.probabilities(drafted)
+        row, branch, left = 0, list[int](), None
+        rest: Sequence[int] = ()
         chances = list(chances)
-        for index, token in enumerate(match.tokens):
-            children = children_of(drafted, row)
-            same = children[drafted.tokens[children] == token]
-            if not len(same):
-                if len(children):
-                    left = index
-                    chances[index] = experience.lookup.beside(match, index, 0.0)
-                break
-            row = int(same[0])
-            path.append(row)
-            probabilities[row] = experience.lookup.beside(match, index, float(probabilities[row]))
-        values = values_from(drafted, probabilities)
-        rest = (values[row] + np.cumsum(np.log(chances[len(path) :]))).astype(np.float32)
-        branch = np.array(match.tokens[len(path) :], np.int64)
-        informed = expected_from_probabilities(np.exp(np.concatenate((values[path], rest))))
-        return graft(_with_values(drafted, values), row - 1, branch, rest), informed, left
+        if match is not None:
+            for index, token in enumerate(match.tokens):
+                child = drafted.child(row, token)
+                if child is None:
+                    if drafted.has_children(row):
+                        left = index
+                        chances[index] = lookup.beside(match, index, 0.0)
+                    break
+                row = child
+                branch.append(row)
+                probabilities[row] = lookup.beside(match, index, probabilities[row])
+            rest = match.tokens[len(branch) :]
+        values = values_from(drafted.parents, probabilities)
+        parents = [*drafted.parents]
+        for chance in chances[len(branch) :]:
+            branch.append(len(parents))
+            parents.append(row)
+            values.append(values[row] + math.log(chance))
+            row = branch[-1]
+        return _Merged(
+            tokens=[*drafted.tokens, *rest], parents=parents, values=values, branch=branch, left=left, drafted=drafted
+        )
 
-    def _survey(self, draft: int, drafted: Tree, *, rows: int) -> None:
+    def _survey(self, draft: int, tree: Tree, merged: _Merged, *, rows: int) -> None:
         """Compares the profiles where the deepest was drafted."""
         profiles = [self._profiles[nodes] for nodes in self._controller.options.drafts if nodes != NOTHING]
         if len(profiles) > 1 and draft == profiles[-1].nodes:
-            values = values_from(drafted, self._experience.head.probabilities(drafted))
-            self._controller.learn_survey(_by_profile(drafted, values, profiles), rows=rows)
+            assert merged.drafted is not None
+            values = values_from(merged.drafted.parents, self._experience.head.probabilities(merged.drafted))
+            self._controller.learn_survey(_by_profile(tree.depths.tolist(), values, profiles), rows=rows)
 
 
-def _by_profile(drafted: Tree, values: np.ndarray, profiles: Sequence[Profile]) -> Mapping[int, Expected]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Merged:
+    """The nodes that a round may verify, as lists, root first and parents before their children."""
+
+    tokens: list[int]
+    parents: list[int]
+    values: list[float]
+    branch: list[int]
+    """Nodes that look-up proposed, from the top."""
+    left: int | None
+    """See `_Proposed.shared`."""
+    drafted: Drafted | None
+    """Those of the head, which come first; None where it was not asked."""
+
+    @classmethod
+    def from_chain(cls, root: int, match: Match | None, chances: Sequence[float]) -> _Merged:
+        """Look-up's nodes alone."""
+        count = len(chances)
+        parents = list(range(-1, count))
+        return cls(
+            tokens=[root, *(match.tokens if match else ())],
+            parents=parents,
+            values=values_from(parents, [1.0, *chances]),
+            branch=list(range(1, count + 1)),
+            left=None,
+            drafted=None,
+        )
+
+    def expected(self) -> Expected:
+        """What the best nodes give."""
+        return expected_from_probabilities(map(math.exp, sorted(self.values[1:], reverse=True)))
+
+    def expected_of_branch(self) -> Expected:
+        """What look-up alone gives, by all that is known of its nodes."""
+        return expected_from_probabilities(math.exp(self.values[row]) for row in self.branch)
+
+    def changes(self, tree: Tree) -> bool:
+        """Whether the best nodes, as many as in `tree`, are others than the drafted ones."""
+        added = self.values[len(tree) :]
+        return bool(added) and max(added) > min(self.values[: len(tree)])
+
+    def tree(self, nodes: int) -> Tree:
+        """The best nodes."""
+        if nodes == 1:
+            return root_only(self.tokens[0])
+        candidates = Candidates(
+            tokens=np.array(self.tokens[1:], np.int64),
+            parents=np.array(self.parents[1:], np.int64) - 1,
+            values=np.array(self.values[1:], np.float32),
+        )
+        return rerank(candidates, self.tokens[0], nodes)
+
+
+def _by_profile(depths: list[int], values: list[float], profiles: Sequence[Profile]) -> Mapping[int, Expected]:
     """What each profile would have given: its best nodes among those no deeper than it drafts."""
     curves = {}
     for profile in profiles:
-        paths = np.exp(values[1:][drafted.depths[1:] <= profile.depth].astype(np.float64))
-        curves[profile.nodes] = expected_from_probabilities(-np.sort(-paths)[: profile.nodes - 1])
+        within = (value for value, depth in zip(values[1:], depths[1:], strict=True) if depth <= profile.depth)
+        best = sorted(within, reverse=True)[: profile.nodes - 1]
+        curves[profile.nodes] = expected_from_probabilities(map(math.exp, best))
     return curves
-
-
-def _with_values(tree: Tree, values: np.ndarray) -> Candidates:
-    found = candidates_from_tree(tree)
-    return Candidates(tokens=found.tokens, parents=found.parents, values=values[1:])
-
-
-def _expected(candidates: Candidates) -> Expected:
-    return expected_from_probabilities(np.exp(-np.sort(-candidates.values.astype(np.float64))))

@@ -14,7 +14,6 @@ from eagle_graphs.tree import (
     candidates_from_tree,
     cut,
     depths_and_ancestors,
-    graft,
     rerank,
     root_only,
     tree_from_parents,
@@ -274,22 +273,3 @@ def test_a_tree_of_the_size_asked_for_is_not_touched() -> None:
     assert cut(tree, 1).tokens.tolist() == [7]
     with pytest.raises(AssertionError, match="too few"):
         cut(tree, 9)
-
-
-@pytest.mark.parametrize("parent", [ROOT, 0, 4])
-def test_a_branch_is_a_chain_of_new_nodes(parent: int) -> None:
-    drafted = drafted_at_random(1, top_k=2, depth=3)
-    end = len(drafted.tokens)
-    top = 0.0 if parent == ROOT else float(drafted.values[parent])
-    branch = np.array([5, 6, 6], np.int64), np.array([top - 1, top - 2, top - 3], np.float32)
-    grown = graft(drafted, parent, *branch)
-    assert grown.tokens.tolist() == [*drafted.tokens, 5, 6, 6]
-    assert grown.parents.tolist() == [*drafted.parents, parent, end, end + 1]
-    assert grown.values[end:].tolist() == branch[1].tolist()
-    check_rerank(grown, end + 4)
-
-
-def test_an_empty_branch_adds_nothing() -> None:
-    drafted = drafted_at_random(1, top_k=2, depth=2)
-    grown = graft(drafted, 1, np.zeros(0, np.int64), np.zeros(0, np.float32))
-    assert grown.parents.tolist() == drafted.parents.tolist()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eagle_graphs import Tree, tree_from_parents
-from eagle_runtime.acceptance import HeadAcceptance, LookupAcceptance, values_from
+from eagle_graphs import tree_from_parents
+from eagle_runtime.acceptance import Drafted, HeadAcceptance, LookupAcceptance, drafted_from_tree, values_from
 from eagle_runtime.lookup import Match
 
 # 0 -> 1 (60%) -> 3 (50%); 0 -> 2 (30%)
 PARENTS, CHANCES = [-1, 0, 0, 1], [1.0, 0.6, 0.3, 0.5]
 
 
-def tree() -> Tree:
+def tree() -> Drafted:
     values = np.log([1.0, 0.6, 0.3, 0.6 * 0.5])
-    return tree_from_parents(np.array([9, 1, 2, 3]), np.array(PARENTS), values.astype(np.float32))
+    return drafted_from_tree(tree_from_parents(np.array([9, 1, 2, 3]), np.array(PARENTS), values.astype(np.float32)))
 
 
 def test_the_head_is_believed_at_first() -> None:
@@ -54,15 +54,21 @@ def test_old_observations_fade() -> None:
 
 
 def test_values_are_logarithms_of_paths_and_fall_even_where_all_is_certain() -> None:
-    certain = tree_from_parents(np.arange(4), np.array([-1, 0, 1, 2]), np.zeros(4, np.float32))
-    values = values_from(certain, HeadAcceptance().probabilities(certain))
+    certain = drafted_from_tree(tree_from_parents(np.arange(4), np.array([-1, 0, 1, 2]), np.zeros(4, np.float32)))
+    values = values_from(certain.parents, HeadAcceptance().probabilities(certain))
     assert (np.diff(values) < 0).all()
-    assert values_from(tree(), np.array(CHANCES)) == pytest.approx(np.log([1, 0.6, 0.3, 0.3]))
+    assert values_from(PARENTS, CHANCES) == pytest.approx(np.log([1, 0.6, 0.3, 0.3]))
 
 
 def test_impossible_values_stay_finite() -> None:
-    hopeless = tree_from_parents(np.arange(3), np.array([-1, 0, 1]), np.array([0, -1e4, -2e4], np.float32))
-    assert np.isfinite(values_from(hopeless, HeadAcceptance().probabilities(hopeless))).all()
+    values = np.array([0, -1e4, -2e4], np.float32)
+    hopeless = drafted_from_tree(tree_from_parents(np.arange(3), np.array([-1, 0, 1]), values))
+    assert np.isfinite(values_from(hopeless.parents, HeadAcceptance().probabilities(hopeless))).all()
+
+
+def test_children_by_their_tokens() -> None:
+    assert [tree().child(0, token) for token in (1, 2, 3, 9)] == [1, 2, None, None]
+    assert [tree().has_children(row) for row in range(4)] == [True, True, False, False]
 
 
 def test_longer_matches_are_believed_more() -> None:

@@ -37,12 +37,29 @@ def test_rows_that_waited_make_drafting_dearer() -> None:
     assert costs.draft(8, 0, waiting=200) > 3 * costs.draft(8, 0)
 
 
-def test_guesses_are_in_order_and_nothing_is_known() -> None:
+def test_nothing_is_known_at_first() -> None:
     costs = Costs(PROFILES)
-    sizes = [costs.verify(nodes, 0) for nodes in (1, 4, 8, 16)]
-    assert sizes == sorted(sizes)
+    assert costs.verify(1, 0) == costs.verify(16, 0) > costs.draft(16, 0)
     assert not costs.measured
     assert costs.table == {}
+
+
+@pytest.mark.parametrize(
+    ("known", "verify", "draft"),
+    [
+        (["verify 8"], (6.4e-3, 6.4e-3, 8e-3, 8e-3), (0.8e-3, 0.8e-3, 0.8e-3)),
+        (["verify 1", "verify 16"], (6e-3, 6e-3, 6e-3, 12e-3), (0.6e-3, 0.6e-3, 0.6e-3)),
+        (["draft 8"], (12e-3, 12e-3, 12e-3, 12e-3), (0.96e-3, 1.2e-3, 1.2e-3)),
+    ],
+)
+def test_what_is_not_known_is_taken_for_as_cheap_as_it_may_be(known: list[str], verify: tuple, draft: tuple) -> None:
+    costs = Costs(PROFILES, {step: TABLE[step] for step in known})
+    assert [costs.verify(nodes, 0) for nodes in (1, 4, 8, 16)] == pytest.approx(verify)
+    assert [costs.draft(nodes, 0) for nodes in (4, 8, 16)] == pytest.approx(draft)
+
+
+def test_steps_of_other_profiles_are_left_out() -> None:
+    assert Costs(PROFILES, {"verify 30": TABLE["verify 8"], "other": TABLE["verify 8"]}).table == {}
 
 
 def observe(costs: Costs, step: str, seconds: float, times: int = 3, rows: int = 0) -> None:
@@ -56,25 +73,20 @@ def test_the_first_run_of_a_step_does_not_count() -> None:
     assert costs.table == TABLE
 
 
-def test_the_first_measurement_gives_the_unit_and_others_their_own_places() -> None:
+def test_steps_are_measured_in_turn() -> None:
     costs = Costs(PROFILES)
+    observe(costs, "draft 4", 0.8e-3)
     observe(costs, "verify 4", 7e-3)
-    guess = costs.verify(16, 0) / costs.verify(4, 0)
-    assert costs.verify(4, 0) == pytest.approx(7e-3)
-    assert guess == pytest.approx(Costs(PROFILES).verify(16, 0) / Costs(PROFILES).verify(4, 0))
+    assert (costs.draft(4, 0), costs.verify(4, 0)) == pytest.approx((0.8e-3, 7e-3))
     observe(costs, "verify 16", 20e-3)
-    assert costs.verify(16, 0) == pytest.approx(20e-3)
-    assert costs.verify(4, 0) == pytest.approx(7e-3)
-    assert costs.table.keys() == {"verify 4", "verify 16"}
+    assert (costs.verify(16, 0), costs.verify(4, 0)) == pytest.approx((20e-3, 7e-3))
+    assert costs.table.keys() == {"draft 4", "verify 4", "verify 16"}
 
 
-@pytest.mark.parametrize("step", ["verify 4", "draft 8"])
-def test_guesses_stand_in_the_unit_of_what_is_known(step: str) -> None:
-    costs, guessed = Costs(PROFILES, {step: TABLE[step]}), Costs(PROFILES)
-    assert costs.verify(16, 0) / costs.verify(1, 0) == pytest.approx(guessed.verify(16, 0) / guessed.verify(1, 0))
-    kind, nodes = step.split()
-    assert (costs.verify if kind == "verify" else costs.draft)(int(nodes), 0) == TABLE[step].base
-    assert costs.verify(1, 0) < 0.02
+def test_a_new_step_s_line_is_as_steep_as_that_of_its_neighbour() -> None:
+    costs = Costs(PROFILES, {"verify 4": TABLE["verify 4"]})
+    observe(costs, "verify 8", 22e-3, rows=1000)  # twice what 4 nodes cost there
+    assert costs.verify(8, 0) == pytest.approx(14e-3)
 
 
 def test_a_pause_in_one_of_the_first_runs_says_nothing_either() -> None:
