@@ -30,6 +30,7 @@ NOTHING = 0
 
 _BUDGET = 0.007  # share of the time for trying what seems not to pay
 _MEMORY = 0.98  # weight of a round in the rate, against the next one's
+_PLAIN_ROUNDS = 5  # of plain decoding that the rate counts beside those seen, since few of these say little
 _GAIN_MEMORY, _GAIN_PRIOR = 48, 2  # rounds
 _SURVEY_MEMORY, _FIRST_SURVEYS = 64, 4
 _SURE = (0.4, 0.7, 0.9)  # bounds between classes of look-up's first token
@@ -65,8 +66,11 @@ class Controller:
 
     def rate(self, rows: int) -> float:
         """Tokens a second that the answer runs at in a context of `rows`, never less than plain decoding's."""
-        plain = 1 / self.costs.verify(1, rows)
-        return max(plain, self._tokens / self._seconds) if self._seconds and self.costs.measured else plain
+        plain_s = self.costs.verify(1, rows)
+        if not self.costs.measured:
+            return 1 / plain_s
+        running = (self._tokens + _PLAIN_ROUNDS) / (self._seconds + _PLAIN_ROUNDS * plain_s)
+        return max(running, 1 / plain_s)
 
     def choose_draft(self, lookup: Expected, *, rows: int, waiting: int = 1) -> int:
         """The profile to draft with, or `NOTHING`.

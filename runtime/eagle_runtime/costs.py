@@ -19,7 +19,8 @@ from eagle_runtime.cost_table import Line, Table
 _SHARED, _OWN = 0.1, 0.03  # share of a deviation that moves the factor of all costs, and the step's own
 _CLIP = 0.5  # largest deviation, as a logarithm, that one round may claim: a pause says nothing of a step
 _RUNS = 3  # of a step before it is measured; the first one makes its buffers
-_SMALLER, _DRAFT = 0.8, 0.1  # least that the next smaller step, or drafting, may cost beside one that is measured
+_SMALLER = {"verify": 0.8, "draft": 0.4}  # least that a smaller step may cost beside one that is measured
+_DRAFT = 0.1  # least that drafting may cost beside verifying
 _UNIT = Line(base=1.0, slope=0.0)
 _EXTENSION_FREE = 16  # rows that wait for the head which cost about what one does
 
@@ -101,7 +102,7 @@ class Costs:
         if smaller := [index for index in alike if index < here]:
             return self._steps[smaller[-1]], 1.0
         if alike:
-            return self._steps[alike[0]], _SMALLER
+            return self._steps[alike[0]], _SMALLER[kind]
         others = [other for other in self._steps if other in self._lines]
         if kind == "draft":
             return (others or self._steps)[0], _DRAFT

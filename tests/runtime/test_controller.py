@@ -51,7 +51,7 @@ def test_sizes_are_those_of_the_best_of_all_choices(seed: int, strength: float) 
     best = best_rate([[(float(e[n - 1]), 1e-3 * (VERIFY[n] + DRAFT[16])) for n in SIZES] for e in rounds])
     if best < auto.rate(0):
         return  # plain decoding is faster than any of these
-    auto.learn_round(tokens=1, seconds=1 / best)
+    auto.learn_round(tokens=10**9, seconds=10**9 / best)
     sizes = [auto.choose_size(e, rows=0) for e in rounds]
     tokens = sum(float(e[n - 1]) for e, n in zip(rounds, sizes, strict=True))
     seconds = sum(1e-3 * (VERIFY[n] + DRAFT[16]) for n in sizes)
