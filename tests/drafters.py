@@ -13,6 +13,7 @@ from eagle_runtime import Processor, Sampling, Session
 from eagle_runtime.accept import Accepting, Greedy
 from eagle_runtime.draft import Drafting, Floats
 from eagle_runtime.generate import Progress, Request, Round, SlotState, generate
+from eagle_runtime.planner import Planning
 from eagle_runtime.sampled_tree import Proposal
 from eagle_runtime.sampler import Sampler
 from eagle_runtime.stats import PhaseClock
@@ -122,6 +123,7 @@ def stream(
     sampling: Sampling | None = None,
     processors: Sequence[Processor] = (),
     logprobs: int | None = None,
+    planner: Planning | None = None,
 ) -> Iterator[str]:
     """The loop, run as a session runs it; after every round each committed row must have its token."""
     limits = session.bundle.manifest.limits
@@ -144,6 +146,7 @@ def stream(
         prefill_chunk=limits.prefill_chunk if chunk is None else chunk,
         accepting=accepting,
         proposal=None if sampling is None else sampling.proposal,
+        planner=planner,
         logprobs=logprobs,
         on_round=look_on,
     )

@@ -1,12 +1,13 @@
 """EAGLE against plain decoding of the same bundle, over a file of prompts.
 
-    python tools/bench.py BUNDLE [--prompts FILE.jsonl] [--profile auto] [--json]
+    python tools/bench.py BUNDLE [--prompts FILE.jsonl] [--json]
+    python tools/bench.py BUNDLE --profile 4,8,16,auto-lookup,auto,lookup
     python tools/bench.py BUNDLE --temperature 0.3,0.7,1 --top-p 0.9 --verify-mode deterministic,sampled
 
-Greedy, or one row for every temperature and way of verifying. Both decoders alternate prompt by prompt, each
-first in turn, so that a noisy machine is unfair to neither: read the ratios. The speed-up is that of tokens a
-second over all prompts, which is the ratio of the decode times where both say the same; the accepted length is
-counted over all rounds (definitions: eagle_runtime/stats.py).
+One row for every profile, temperature and way of verifying; "8+lookup" looks up too, "auto-lookup" does not. All
+answer a prompt in turn, plain decoding among them, each first in turn, so that a noisy machine is unfair to none: read
+the ratios. The speed-up is that of tokens a second over all prompts, which is the ratio of the decode times where both
+say the same; the accepted length is counted over all rounds (definitions: eagle_runtime/stats.py).
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from eagle_runtime import Session
 from eagle_runtime.answer import StreamOptions
 from eagle_runtime.compare import first_difference, warm_up
 from eagle_runtime.huge_pages import restart_with_huge_pages
+from eagle_runtime.modes import AUTO, PLAIN
 from eagle_runtime.sampling import VerifyMode
-from eagle_runtime.session import AUTO, PLAIN
 from eagle_runtime.stats import HOST_PHASES, Stats
 
 HERE = Path(__file__).parent
@@ -53,14 +54,28 @@ class Setting:
         top_p = "" if self.top_p is None else f", top-p {self.top_p:g}"
         return f"temperature {self.temperature:g}{top_p}, {self.verify_mode}"
 
-    def options(self, decoder: str) -> StreamOptions:
+    def options(self, decoder: Decoder) -> StreamOptions:
         """For Session.generate; plain decoding has no tree to draw."""
+        asked: StreamOptions = {"profile": decoder.profile, "lookup": decoder.lookup}
         if not self.temperature:
-            return {}
-        mode = "deterministic" if decoder == PLAIN else self.verify_mode
-        return {"temperature": self.temperature, "top_p": self.top_p, "verify_mode": mode}
+            return asked
+        mode = "deterministic" if decoder.profile == PLAIN else self.verify_mode
+        return {**asked, "temperature": self.temperature, "top_p": self.top_p, "verify_mode": mode}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoder:
+    """How trees are made."""
+
+    profile: str
+    lookup: bool | None
+    """None for the profile's own choice."""
+
+    def __str__(self) -> str:
+        return self.profile + {None: "", True: "+lookup", False: "-lookup"}[self.lookup]
+
+
+PLAINLY = Decoder(profile=PLAIN, lookup=None)
 GREEDY = Setting(temperature=0.0, top_p=None, verify_mode="deterministic")
 
 
@@ -94,6 +109,7 @@ class Tally:
             "plain_tokens_per_s": round(plain.tokens_per_s, 2),
             "host_share": round(eagle.host_share, 4),
             "phases_ms": {phase: round(ms, 3) for phase, ms in eagle.phases_ms.items()},
+            "rounds": eagle.line(),
         }
 
 
@@ -124,7 +140,7 @@ def read_prompts(path: Path) -> list[tuple[str, list[dict[str, str]]]]:
 def bench(
     bundle: Path,
     prompts: Annotated[Path, typer.Option(help="JSONL of prompts.")] = HERE / "prompts.jsonl",
-    profile: Annotated[str, typer.Option(help="Nodes of the tree, or 'auto'.")] = AUTO,
+    profile: Annotated[str, typer.Option(help="Profiles, as 4,auto,8+lookup,auto-lookup.")] = AUTO,
     max_new_tokens: int = 128,
     limit: Annotated[int | None, typer.Option(min=1, help="Only so many prompts, spread over the file.")] = None,
     threads: int | None = None,
@@ -137,55 +153,84 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json")] = False,
 ) -> None:
     """Benchmarks a bundle."""
-    settings = settings_from_options(temperature, top_p, verify_mode)
+    settings, decoders = settings_from_options(temperature, top_p, verify_mode), decoders_from_option(profile)
     chosen = read_prompts(prompts)
     if limit is not None and limit < len(chosen):
         chosen = [chosen[i * len(chosen) // limit] for i in range(limit)]
     console = Console(stderr=True, highlight=False)
-    tallies = {setting: (Tally(), defaultdict[str, Tally](Tally)) for setting in settings}
-    with Session.open(bundle, profile=profile, threads=threads) as session:
-        warm_up(session, session.encode(messages=chosen[0][1]), [profile, PLAIN])
+    rows = [(setting, decoder) for setting in settings for decoder in decoders]
+    tallies = {row: (Tally(), defaultdict[str, Tally](Tally)) for row in rows}
+    with Session.open(bundle, threads=threads) as session:
+        warm_up(session, session.encode(messages=chosen[0][1]), [PLAIN, *(decoder.profile for decoder in decoders)])
         for number, (category, messages) in enumerate(track(chosen, description=profile, console=console)):
             tokens = session.encode(messages=messages)
-            for setting, (overall, categories) in tallies.items():
+            for setting in settings:
                 answers = {}
-                for name in (profile, PLAIN) if number % 2 == 0 else (PLAIN, profile):
+                turns = [PLAINLY, *decoders]
+                first = number % len(turns)
+                for decoder in turns[first:] + turns[:first]:
                     session.reset()
                     asked: StreamOptions = {
                         "token_ids": tokens,
-                        "profile": name,
                         "max_new_tokens": max_new_tokens,
                         "seed": seed,
-                        **setting.options(name),
+                        **setting.options(decoder),
                     }
-                    answers[name] = session.generate(**asked)
-                eagle, plain = answers[profile], answers[PLAIN]
-                identical = None if setting.verify_mode == "sampled" else eagle.token_ids == plain.token_ids
-                if identical is False:
-                    difference = first_difference(session, tokens, eagle.token_ids, plain.token_ids, eagle.sampling)
-                    console.print(f"prompt {number}, {setting}: {difference}")
-                for tally in (overall, categories[category]):
-                    tally.add(eagle.stats, plain.stats, identical=identical)
+                    answers[decoder] = session.generate(**asked)
+                plain = answers[PLAINLY]
+                for decoder in decoders:
+                    eagle = answers[decoder]
+                    identical = None if setting.verify_mode == "sampled" else eagle.token_ids == plain.token_ids
+                    if identical is False:
+                        difference = first_difference(session, tokens, eagle.token_ids, plain.token_ids, eagle.sampling)
+                        console.print(f"prompt {number}, {setting}, {decoder}: {difference}")
+                    overall, categories = tallies[setting, decoder]
+                    for tally in (overall, categories[category]):
+                        tally.add(eagle.stats, plain.stats, identical=identical)
         exactness = session.engine.exactness.kind
     results = [
         {
+            "profile": str(decoder),
             "setting": asdict(setting),
             "overall": overall.to_dict(),
             "categories": {name: tally.to_dict() for name, tally in sorted(categories.items())},
         }
-        for setting, (overall, categories) in tallies.items()
+        for (setting, decoder), (overall, categories) in tallies.items()
     ]
     if as_json:
-        print(json.dumps({"profile": profile, "exactness": exactness, "seed": seed, "results": results}))
+        print(json.dumps({"exactness": exactness, "seed": seed, "results": results}))
         return
-    title, (first, *more) = f"profile {profile}, exactness {exactness}", results
+    title, (only, *more) = f"exactness {exactness}", results
     if more:
-        print_table(
-            title, [(str(setting), result["overall"]) for setting, result in zip(settings, results, strict=True)]
-        )
+        names = [
+            ", ".join([str(decoder)] * (len(decoders) > 1) + [str(setting)] * (len(settings) > 1) or [str(decoder)])
+            for setting, decoder in rows
+        ]
+        print_table(title, [(name, with_worst(result)) for name, result in zip(names, results, strict=True)])
     else:
-        print_table(f"{title}, {settings[0]}", [*first["categories"].items(), ("overall", first["overall"])])
-        print_phases(first["overall"]["phases_ms"])
+        print_table(f"{profile}, {title}, {settings[0]}", [*only["categories"].items(), ("overall", only["overall"])])
+        print_phases(only["overall"]["phases_ms"])
+        print(only["overall"]["rounds"])
+
+
+def with_worst(result: dict[str, Any]) -> dict[str, Any]:
+    """A row over all prompts, and the category that it is slowest in."""
+    worst = min(result["categories"].items(), key=lambda item: item[1]["speedup"])
+    return {**result["overall"], "worst": f"{worst[1]['speedup']:.2f}x {worst[0]}"}
+
+
+def decoders_from_option(text: str) -> list[Decoder]:
+    """Profiles, with or without look-up. Raises EagleError on what is no name; a session refuses unknown ones."""
+    decoders = []
+    for name in text.split(","):
+        profile, lookup = name.strip(), None
+        for ending, value in (("+lookup", True), ("-lookup", False)):
+            if profile.endswith(ending):
+                profile, lookup = profile.removesuffix(ending), value
+        if not profile:
+            raise EagleError(f"--profile is {text!r}; expected names such as 4,auto,8+lookup")
+        decoders.append(Decoder(profile=profile, lookup=lookup))
+    return list(dict.fromkeys(decoders))
 
 
 def settings_from_options(temperatures: str, top_p: float | None, verify_modes: str) -> list[Setting]:
@@ -213,6 +258,7 @@ def print_table(title: str, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
         "tok/s",
         "plain tok/s",
         "host",
+        *(["worst category"] if "worst" in rows[0][1] else []),
     ):
         table.add_column(column, justify="left" if not column else "right")
     for name, row in rows:
@@ -226,6 +272,7 @@ def print_table(title: str, rows: Sequence[tuple[str, dict[str, Any]]]) -> None:
             f"{row['tokens_per_s']:.1f}",
             f"{row['plain_tokens_per_s']:.1f}",
             f"{row['host_share']:.1%}",
+            *([row["worst"]] if "worst" in row else []),
             style="bold" if name == "overall" else "",
         )
     Console(highlight=False).print(table)

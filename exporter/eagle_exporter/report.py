@@ -106,7 +106,7 @@ class Report:
         """The readable form."""
         table = Table("profile", "tokens/s", "accepted length", "acceptance", title="measured here")
         for name, stats in self.measured.items():
-            mark = " (auto)" if name == self.default_profile else ""
+            mark = " (fastest)" if name == self.default_profile else ""
             table.add_row(
                 name + mark,
                 f"{stats['tokens_per_s']:.1f}",

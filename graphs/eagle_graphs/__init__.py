@@ -4,7 +4,7 @@ from eagle_graphs.errors import EagleError
 from eagle_graphs.manifest import Manifest
 from eagle_graphs.ports import GraphPorts, KVGeometry, Port, draft_ports, draft_round_ports, target_ports
 from eagle_graphs.profiles import Profile, paths_from_json, profile_from_nodes, profiles_from_text, static_profile
-from eagle_graphs.tree import Candidates, Tree, rerank, root_only, tree_from_parents
+from eagle_graphs.tree import Candidates, Tree, cut, rerank, root_only, tree_from_parents
 
 __all__ = [
     "Candidates",
@@ -15,6 +15,7 @@ __all__ = [
     "Port",
     "Profile",
     "Tree",
+    "cut",
     "draft_ports",
     "draft_round_ports",
     "paths_from_json",

@@ -162,7 +162,8 @@ class Manifest:
     tokenizer: TokenizerFiles
     profiles: tuple[Profile, ...]
     default_profile: str
-    """Profile for "auto": a number of nodes, or "plain"."""
+    """The fixed profile that was fastest when exporting, a number of nodes or "plain": "auto" starts from it, and draws
+    sampled trees of its shape."""
     limits: Limits
     engines: tuple[Engine, ...] = field(default=())
     """Best first: the runtime takes the first one that the machine can run."""

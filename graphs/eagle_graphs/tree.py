@@ -124,21 +124,40 @@ def rerank(candidates: Candidates, root: int, nodes: int) -> Tree:
     assert (rank[parents[parents >= 0]] >= 0).all(), "a chosen node lacks its parent"
     parent_rank = np.where(parents >= 0, rank[parents], ROOT)
 
-    order = _depth_first(parent_rank)
+    order, depths, mask = _depth_first(parent_rank)
     row = np.empty_like(order)
-    row[order] = np.arange(1, len(order) + 1)
+    row[order] = np.arange(1, nodes)
     ordered_parents = parent_rank[order]
-    return tree_from_parents(
+    below = np.ones((nodes, nodes), np.bool_)
+    below[0, 1:] = False
+    below[1:, 1:] = mask
+    return Tree(
         tokens=np.concatenate(([root], candidates.tokens[chosen[order]])),
         parents=np.concatenate(([ROOT], np.where(ordered_parents >= 0, row[ordered_parents], 0))),
         values=np.concatenate((np.zeros(1, np.float32), candidates.values[chosen[order]])),
+        depths=np.concatenate(([0], depths + 1)),
+        mask=below,
     )
 
 
-def _depth_first(parents: Ids) -> Ids:
-    """Depth-first order of nodes ranked best first: sort by the ranks along each node's path."""
+def cut(tree: Tree, nodes: int) -> Tree:
+    """The best `nodes` of a tree's nodes, the root included: again a tree, since values fall along a path.
+
+    Raises AssertionError if there are fewer.
+    """
+    return tree if nodes == len(tree) else rerank(candidates_from_tree(tree), int(tree.tokens[0]), nodes)
+
+
+def candidates_from_tree(tree: Tree) -> Candidates:
+    """All nodes of a tree but its root."""
+    return Candidates(tokens=tree.tokens[1:], parents=tree.parents[1:] - 1, values=tree.values[1:])
+
+
+def _depth_first(parents: Ids) -> tuple[Ids, Ids, Mask]:
+    """Depth-first order of nodes ranked best first, by the ranks along each node's path; depths and mask in it."""
     depths, mask = depths_and_ancestors(parents)
     paths = np.full((len(parents), int(depths.max(initial=0)) + 1), -1, np.int64)
     node, ancestor = np.nonzero(mask)
     paths[node, depths[ancestor]] = ancestor
-    return np.lexsort(paths.T[::-1])
+    order = np.lexsort(paths.T[::-1])
+    return order, depths[order], mask[np.ix_(order, order)]

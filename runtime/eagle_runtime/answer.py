@@ -37,6 +37,7 @@ class StreamOptions(SamplingOptions, total=False):
     stop_strings: Sequence[str]
     ignore_eos: bool
     profile: str | None
+    lookup: bool | None
     on_round: Callable[[Round], None] | None
     logprobs: int | None
     processors: Sequence[Processor]

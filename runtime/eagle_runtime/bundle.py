@@ -6,16 +6,15 @@ change, since weights can be tens of gigabytes; what was checked is remembered o
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from eagle_graphs import EagleError, Manifest
 from eagle_graphs.manifest import FILE_NAME, FileEntry, manifest_from_json
+from eagle_runtime.user_cache import read_cache, write_cache
+
+_VERIFIED = "verified.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +77,7 @@ def _check_file(directory: Path, name: str, entry: FileEntry) -> None:
 
 
 def _check_hashes(directory: Path, manifest: Manifest, *, verify: bool) -> None:
-    cache = _cache_file()
-    known = _read_cache(cache)
+    known = read_cache(_VERIFIED)
     fresh = {}
     for name, entry in manifest.files.items():
         path = directory / name
@@ -94,7 +92,7 @@ def _check_hashes(directory: Path, manifest: Manifest, *, verify: bool) -> None:
                 )
             fresh[key] = found
     if fresh:
-        _write_cache(cache, known | fresh)
+        write_cache(_VERIFIED, known | fresh)
 
 
 def _sha256(path: Path) -> str:
@@ -103,25 +101,3 @@ def _sha256(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise EagleError(f"the bundle's file {path} cannot be read: {error.strerror}") from None
-
-
-def _cache_file() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "eagle-aot" / "verified.json"
-
-
-def _read_cache(path: Path) -> dict[str, str]:
-    try:
-        data = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
-def _write_cache(path: Path, known: dict[str, str]) -> None:
-    """Best effort: on a read-only system the next open hashes again."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump({key: known[key] for key in list(known)[-512:]}, file)
-        os.replace(file.name, path)

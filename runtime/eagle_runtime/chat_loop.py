@@ -65,7 +65,7 @@ def chat(session: Session, console: Console, options: StreamOptions, *, trees: b
         console.print(
             f"{session.last.finish_reason}; {stats.tokens} tokens, {stats.tokens_per_s:.1f} tok/s, "
             f"accepted length {stats.accepted_length:.2f}, {stats.reused_tokens} of {stats.prompt_tokens} "
-            "prompt tokens reused",
+            f"prompt tokens reused; {stats.line()}",
             style="dim",
             highlight=False,
         )

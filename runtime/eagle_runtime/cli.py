@@ -18,7 +18,9 @@ from eagle_runtime.answer import Generation, StreamOptions
 from eagle_runtime.chat import messages_from_json
 from eagle_runtime.chat_loop import RoundPrinter, chat, ctrl_c_cancels
 from eagle_runtime.compare import Comparison, plain_beside, warm_up
-from eagle_runtime.session import AUTO, PLAIN, Session
+from eagle_runtime.modes import AUTO, PLAIN
+from eagle_runtime.session import Session
+from eagle_runtime.show_costs import print_costs
 from eagle_runtime.token_options import token_options
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -35,7 +37,11 @@ def run(
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
     ] = False,
-    profile: Annotated[str, typer.Option(help="Nodes of the tree to verify, 'auto' or 'plain'.")] = AUTO,
+    profile: Annotated[str, typer.Option(help="Nodes of the tree to verify, 'auto', 'lookup' or 'plain'.")] = AUTO,
+    lookup: Annotated[
+        bool | None,
+        typer.Option("--lookup/--no-lookup", help="Let the text so far propose tokens.", show_default="with 'auto'"),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Where an answer is cut.")] = 512,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends an answer; may be repeated.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after an end-of-sequence token.")] = False,
@@ -63,6 +69,7 @@ def run(
     threads: Annotated[int | None, typer.Option(help="Threads to compute with.", show_default="one a core")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Answer plainly too, and compare.")] = False,
     show_tree: Annotated[bool, typer.Option("--show-tree", help="Draw the tree of every round.")] = False,
+    tune: Annotated[bool, typer.Option("--tune", help="Measure what trees cost here, for 'auto', and end.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Hash every file of the bundle first.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
@@ -80,7 +87,10 @@ def run(
         raise EagleError("--logprobs goes with --json")
     if compare and verify_mode == "sampled":
         raise EagleError("--compare expects the same text, but --verify-mode sampled gives another one of the same law")
+    if tune and (source is not None or messages is not None):
+        raise EagleError("--tune measures and ends: give no prompt")
     given_options = {
+        "lookup": lookup,
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
@@ -108,6 +118,9 @@ def run(
             bad_word=bad_word or (),
         )
         console = Console(highlight=False)
+        if tune:
+            print_costs(console, session.tune())
+            return
         if given is None:
             if compare or as_json or raw:
                 raise EagleError("--compare, --json and --raw need a prompt: add --prompt, --messages or '-'")
@@ -176,6 +189,7 @@ def _print_comparison(session: Session, comparison: Comparison) -> None:
     if comparison.difference is not None:
         print(f"first difference at {comparison.difference}")
     print(comparison.line())
+    print(comparison.eagle.stats.line())
 
 
 def _as_json(answer: Generation, comparison: Comparison | None) -> dict[str, Any]:

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_runtime.answer import Generation, StreamOptions
+from eagle_runtime.modes import AUTO, PLAIN
 from eagle_runtime.sampler import Sampler
 from eagle_runtime.sampling import Sampling
-from eagle_runtime.session import PLAIN, Session
+from eagle_runtime.session import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,8 @@ class Comparison:
 
 def warm_up(session: Session, token_ids: Sequence[int], profiles: Sequence[str | None]) -> None:
     """A few rounds of each profile, so that buffers are made before anything is timed."""
-    for profile in profiles:
+    sizes = [str(profile.nodes) for profile in session.bundle.manifest.profiles]
+    for profile in dict.fromkeys((*profiles, *(sizes if AUTO in profiles else ()))):
         session.generate(token_ids=token_ids, profile=profile, max_new_tokens=8, ignore_eos=True)
     session.reset()
 

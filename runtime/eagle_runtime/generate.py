@@ -18,6 +18,7 @@ from eagle_graphs import Profile, Tree, root_only
 from eagle_runtime.accept import Accepting, Greedy, Walk
 from eagle_runtime.draft import Drafting
 from eagle_runtime.logprobs import TokenLogprobs, path_logprobs
+from eagle_runtime.planner import Planning
 from eagle_runtime.sampled_tree import Proposal
 from eagle_runtime.stats import PhaseClock, Stats
 from eagle_runtime.text import TextStream
@@ -41,7 +42,7 @@ class Request:
 
     prompt: list[int]
     profile: Profile | None
-    """None decodes plainly, one token a round."""
+    """None decodes plainly, one token a round, unless there is a planner."""
     max_new_tokens: int
     eos_token_ids: frozenset[int]
     """Empty where end-of-sequence tokens are to be ignored."""
@@ -52,6 +53,8 @@ class Request:
     accepting: Accepting = field(default_factory=Greedy)
     proposal: Proposal | None = None
     """How to draw a sampled tree; None for a dynamic one."""
+    planner: Planning | None = None
+    """Chooses what to draft, look up and verify; None where the profile alone says it."""
     logprobs: int | None = None
     """How many of the likeliest tokens to report beside each one; None for no report."""
     on_round: Callable[[Round], None] | None = None
@@ -112,7 +115,9 @@ def generate(state: SlotState, request: Request, progress: Progress, *, cancelle
     clock = PhaseClock(progress.stats)
     while progress.finish_reason is None:
         clock.start()
-        if request.profile is None or state.drafter is None:
+        if request.planner is not None:
+            tree = request.planner.propose(state.tokens, state.drafter, clock)
+        elif request.profile is None or state.drafter is None:
             tree = root_only(state.tokens[-1])
         else:
             tree = state.drafter.draft(state.tokens, request.profile, clock, request.proposal)
@@ -126,7 +131,13 @@ def generate(state: SlotState, request: Request, progress: Progress, *, cancelle
         clock.lap("host")
         commit(state, walk.path[: len(kept)], verified)
         clock.lap("commit")
-        progress.stats.count_round(tokens=len(kept), accepted=len(walk.path) - 1, checked=walk.checked)
+        accepted, looked_up = len(walk.path) - 1, 0
+        if request.planner is not None:
+            looked_up = request.planner.learn(kept, accepted=min(accepted, len(kept)), clock=clock)
+            clock.lap("host")
+        progress.stats.count_round(
+            nodes=len(tree), tokens=len(kept), accepted=accepted, checked=walk.checked, looked_up=looked_up
+        )
         if request.on_round is not None:
             request.on_round(Round(tree=copy.deepcopy(tree), walk=walk, kept=kept))
         if piece:

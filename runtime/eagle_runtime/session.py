@@ -15,24 +15,26 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from eagle_graphs import EagleError, Profile
+from eagle_graphs import EagleError
 from eagle_runtime.accept import Accepting, Greedy
 from eagle_runtime.answer import Generation, StreamOptions
 from eagle_runtime.bundle import Bundle, open_bundle
 from eagle_runtime.chat import ChatTemplate, check_messages
+from eagle_runtime.cost_table import Table
 from eagle_runtime.draft import Drafter, Rounds, level_by_level
 from eagle_runtime.engines import Graph
 from eagle_runtime.engines.select import DraftRounds, open_draft, open_target, select_engine
 from eagle_runtime.generate import Progress, Request, Round, SlotState, generate
+from eagle_runtime.learned import Learned
+from eagle_runtime.modes import AUTO, Mode, mode_from_name
 from eagle_runtime.processors import Processor
 from eagle_runtime.sampler import Sampler
 from eagle_runtime.sampling import Sampling, SamplingOptions
 from eagle_runtime.stats import Stats
 from eagle_runtime.text import TextStream
+from eagle_runtime.tune import measure_costs
 from eagle_runtime.verify import Verifier
 
-PLAIN = "plain"
-AUTO = "auto"
 DEFAULT_MAX_NEW_TOKENS = 512
 DraftingMode = Literal["compiled", "stepwise"]
 _CLOSED = "the session is closed: open another"
@@ -54,7 +56,8 @@ class Session:
         """Counts and times of the latest answer."""
         self.last: Generation | None = None
         """The latest answer, once it is finished."""
-        self._profile = self._profile_from_name(profile)
+        self._name = profile
+        mode = mode_from_name(profile, manifest, lookup=None)
         self._lock, self._cancelled, self._closed = threading.Lock(), threading.Event(), False
         self._answering = 0  # the thread that holds the lock, or held it last
         self._streams: weakref.WeakSet[Generator[str, None, None]] = weakref.WeakSet()
@@ -67,7 +70,8 @@ class Session:
             )
         self.engine, self.fallback = select_engine(manifest, kernels)
         """The compiled graphs in use, and how exact they are; and why they are not the bundle's first, or None."""
-        self._open_graphs(threads, drafting)
+        self._learned = Learned(bundle, self.engine, threads=threads)
+        self._open_graphs(threads, drafting, mode)
 
     @classmethod
     def open(
@@ -84,7 +88,8 @@ class Session:
 
         Args:
             directory: the bundle.
-            profile: nodes of the tree to verify, as text; "auto" for the bundle's default; "plain" for none.
+            profile: nodes of the tree to verify, as text; "auto" for what pays in each round; "lookup" for trees that
+                no head drafts; "plain" for none.
             threads: of ONNX Runtime; None for one a core.
             kernels: "native" or "stock", where the bundle holds graphs for both; "auto" for the best that runs here.
             drafting: "compiled": a tree in one call where the bundle has its graph; "stepwise": one call a level.
@@ -117,6 +122,7 @@ class Session:
         stop_strings: Sequence[str] = (),
         ignore_eos: bool = False,
         profile: str | None = None,
+        lookup: bool | None = None,
         on_round: Callable[[Round], None] | None = None,
         logprobs: int | None = None,
         processors: Sequence[Processor] = (),
@@ -134,6 +140,7 @@ class Session:
             stop_strings: texts that end the answer; they are not part of it.
             ignore_eos: go on after an end-of-sequence token.
             profile: instead of the session's.
+            lookup: whether the text so far proposes tokens too; None where it pays: with "auto" and "lookup".
             on_round: called after every round.
             logprobs: report the target's log-probability of each new token and of so many likeliest ones.
             processors: of your own, run before temperature; see `eagle_runtime.processors.Processor`.
@@ -156,12 +163,14 @@ class Session:
         if options.min_new_tokens > max_new_tokens:
             raise EagleError(f"min_new_tokens is {options.min_new_tokens}, more than max_new_tokens, {max_new_tokens}")
         tokens = self._prompt_tokens(prompt, messages, token_ids)
-        chosen = self._profile if profile is None else self._profile_from_name(profile)
-        if chosen is not None and self._state.drafter is None:
+        mode = mode_from_name(
+            self._name if profile is None else profile, manifest, lookup=lookup, sampled=options.proposal is not None
+        )
+        if mode.drafts and self._state.drafter is None:
             raise EagleError(
-                'the session was opened with profile "plain", without the draft head: open it with another'
+                f"the session was opened with profile {self._name!r}, without the draft head: open it with another"
             )
-        if chosen is not None and chosen.paths and options.proposal is not None:
+        if mode.profile is not None and mode.profile.paths and options.proposal is not None:
             raise EagleError(
                 'verify_mode is "sampled" but the profile\'s tree is static: use deterministic, or another profile'
             )
@@ -172,13 +181,14 @@ class Session:
             accepting = Sampler(options, prompt=tokens, eos_token_ids=eos, capacity=capacity, processors=processors)
         request = Request(
             prompt=tokens,
-            profile=chosen,
+            profile=mode.profile,
             max_new_tokens=max_new_tokens,
             eos_token_ids=eos,
             capacity=capacity,
             prefill_chunk=manifest.limits.prefill_chunk,
             accepting=accepting,
             proposal=options.proposal,
+            planner=self._learned.planner(mode, greedy=options.greedy),
             logprobs=logprobs,
             on_round=on_round,
         )
@@ -210,6 +220,20 @@ class Session:
                 return logits
             finally:
                 self._state.reset()
+
+    def tune(self) -> Table:
+        """Measures what the profile's steps cost on this machine, and keeps it for this bundle. Takes seconds.
+
+        Raises SessionBusyError while an answer is under way.
+        """
+        manifest = self.bundle.manifest
+        with self._exclusive():
+            try:
+                table = measure_costs(self._state, manifest, self.tokenizer)
+            finally:
+                self._state.reset()
+            self._learned.start_again(table)
+        return table
 
     def reset(self) -> None:
         """Forgets the conversation's cache rows, so that the next prompt is read from its beginning.
@@ -246,6 +270,7 @@ class Session:
         return True
 
     def _free(self) -> None:
+        self._learned.save()
         for graph in self._graphs:
             graph.close()
         self._graphs.clear()
@@ -325,29 +350,20 @@ class Session:
             )
         return list(tokens)
 
-    def _profile_from_name(self, name: str) -> Profile | None:
-        """The profile; None for plain decoding."""
-        profiles = {str(profile.nodes): profile for profile in self.bundle.manifest.profiles}
-        if name == AUTO:
-            name = self.bundle.manifest.default_profile
-        if name == PLAIN:
-            return None
-        if name not in profiles:
-            raise EagleError(f"profile {name!r} is not in the bundle; it has {', '.join((AUTO, PLAIN, *profiles))}")
-        return profiles[name]
-
-    def _open_graphs(self, threads: int | None, drafting: DraftingMode) -> None:
+    def _open_graphs(self, threads: int | None, drafting: DraftingMode, mode: Mode) -> None:
         manifest = self.bundle.manifest
         target = open_target(self.bundle, self.engine, threads=threads)
         self._graphs: list[Graph | DraftRounds] = [target.graph]
         drafter = None
-        if self._profile is not None:
+        if mode.drafts:
             draft = open_draft(self.bundle, self.engine, threads=threads)
             self._graphs.append(draft.graph)
             rounds: Rounds = level_by_level
             if drafting == "compiled":
                 rounds = DraftRounds(self.bundle, self.engine, draft.pool, threads=threads)
-                rounds(self._profile)  # opened here rather than in the first round
+                for profile in manifest.profiles:
+                    if mode.options is not None or profile == mode.profile:
+                        rounds(profile)  # opened here rather than in the first round
                 self._graphs.append(rounds)
             chunk = manifest.limits.prefill_chunk
             drafter = Drafter(draft.graph, draft.pool.acquire(), manifest.head, chunk=chunk, rounds=rounds)

@@ -15,7 +15,7 @@ _ACCEPTED, _REJECTED = "bold green", "dim"
 
 
 def draw_round(number: int, done: Round, piece_of: Callable[[int], str]) -> RenderableType:
-    """One round. piece_of: the text of a token id. Percentages: the head's probability of a node, given its parent."""
+    """One round. piece_of: the text of a token id. Percentages: how likely a node is taken to be, given its parent."""
     tree, path = done.tree, set(done.walk.path)
     title = Text.assemble(
         f"round {number}: ",

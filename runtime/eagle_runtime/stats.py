@@ -31,8 +31,12 @@ class Stats:
     rounds: int = 0
     round_tokens: int = 0
     """New tokens that rounds committed: all but the first."""
+    rounds_by_size: dict[int, int] = field(default_factory=dict)
+    """Rounds by the nodes that they verified; of 1 node are plain ones."""
     checked_nodes: int = 0
     accepted_nodes: int = 0
+    looked_up_nodes: int = 0
+    """Accepted nodes that only look-up had proposed."""
     prefill_s: float = 0.0
     phases_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
@@ -66,21 +70,41 @@ class Stats:
         """Share of a round that is neither inside a compiled graph nor waiting for one."""
         return sum(self.phases_s[phase] for phase in HOST_PHASES) / self.decode_s if self.rounds else 0.0
 
-    def count_round(self, *, tokens: int, accepted: int, checked: int) -> None:
-        """Counts one round: tokens committed, nodes accepted (the root not counted) and compared."""
+    def count_round(self, *, nodes: int, tokens: int, accepted: int, checked: int, looked_up: int = 0) -> None:
+        """Counts one round.
+
+        Args:
+            nodes: verified, the root included.
+            tokens: committed.
+            accepted: nodes of the path, the root not counted.
+            checked: nodes compared.
+            looked_up: accepted nodes that only look-up had proposed.
+        """
         self.rounds += 1
+        self.rounds_by_size[nodes] = self.rounds_by_size.get(nodes, 0) + 1
         self.round_tokens += tokens
         self.accepted_nodes += accepted
         self.checked_nodes += checked
+        self.looked_up_nodes += looked_up
 
     def add(self, other: Stats) -> None:
         """Adds another generation's counts and times."""
         for name in ("prompt_tokens", "reused_tokens", "tokens", "rounds", "round_tokens", "checked_nodes"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        for nodes, rounds in other.rounds_by_size.items():
+            self.rounds_by_size[nodes] = self.rounds_by_size.get(nodes, 0) + rounds
         self.accepted_nodes += other.accepted_nodes
+        self.looked_up_nodes += other.looked_up_nodes
         self.prefill_s += other.prefill_s
         for phase in PHASES:
             self.phases_s[phase] += other.phases_s[phase]
+
+    def line(self) -> str:
+        """Rounds by size, and what look-up gave, in a few words."""
+        sizes = sorted(self.rounds_by_size)
+        rounds = ", ".join(f"{self.rounds_by_size[nodes]} of {nodes}" for nodes in sizes)
+        looked_up = f"; {self.looked_up_nodes} tokens by look-up" if self.looked_up_nodes else ""
+        return f"rounds: {rounds or 'none'}{looked_up}"
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -89,6 +113,8 @@ class Stats:
             "reused_tokens": self.reused_tokens,
             "tokens": self.tokens,
             "rounds": self.rounds,
+            "rounds_by_size": {str(nodes): self.rounds_by_size[nodes] for nodes in sorted(self.rounds_by_size)},
+            "looked_up_nodes": self.looked_up_nodes,
             "accepted_length": round(self.accepted_length, 4),
             "acceptance_rate": round(self.acceptance_rate, 4),
             "prefill_s": round(self.prefill_s, 6),
@@ -104,6 +130,11 @@ class PhaseClock:
     def __init__(self, stats: Stats) -> None:
         self._phases = stats.phases_s
         self._last = time.perf_counter()
+
+    @property
+    def total(self) -> float:
+        """Seconds of all laps."""
+        return sum(self._phases.values())
 
     def start(self) -> None:
         """Leaves out the time since the last lap: it was the caller's."""

@@ -409,7 +409,14 @@ def test_target_and_head_exchanged(tiny_target: Path, tiny_head: Path, out: Path
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--prompt", "x", "--profile", "5"], "profile '5' is not in the bundle; it has auto, plain, 4, 8, 16"),
+        (["--prompt", "x", "--profile", "5"], "profile '5' is not in the bundle; it has auto, plain, lookup, 4, 8, 16"),
+        (["--prompt", "x", "--profile", "plain", "--lookup"], 'use the profile "lookup"'),
+        (["--prompt", "x", "--profile", "lookup", "--no-lookup"], 'use the profile "plain"'),
+        (
+            ["--prompt", "x", "--lookup", "--temperature", "1", "--verify-mode", "sampled"],
+            "whose trees the head must draw: use deterministic, or no look-up",
+        ),
+        (["--prompt", "x", "--tune"], "--tune measures and ends: give no prompt"),
         (["--prompt", "x", "--profile", ""], "profile '' is not in the bundle"),
         (["--prompt", "x", "--threads", "0"], "threads is 0; expected 1 or more"),
         (["--prompt", "x", "--threads", "99999999999"], "threads is 99999999999; expected at most"),

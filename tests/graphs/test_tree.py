@@ -11,6 +11,8 @@ from eagle_graphs.tree import (
     Candidates,
     Tree,
     best_indices,
+    candidates_from_tree,
+    cut,
     depths_and_ancestors,
     rerank,
     root_only,
@@ -240,3 +242,34 @@ def test_an_orphan_is_noticed() -> None:
     )
     with pytest.raises(AssertionError, match="lacks its parent"):
         rerank(growing, root=7, nodes=2)
+
+
+@given(candidates(), st.data())
+def test_a_cut_tree_is_what_its_own_candidates_give(drafted: Candidates, data: st.DataObject) -> None:
+    nodes = data.draw(st.integers(2, len(drafted.values) + 1))
+    tree = rerank(drafted, root=7, nodes=nodes)
+    smaller = cut(tree, data.draw(st.integers(1, nodes)))
+    check_types(smaller)
+    assert (smaller.parents[1:] >= 0).all()
+    kept = candidates_from_tree(smaller)
+    tokens, parents, values = slow_rerank(candidates_from_tree(tree), 7, len(smaller))
+    assert (smaller.tokens.tolist(), smaller.parents.tolist(), smaller.values.tolist()) == (tokens, parents, values)
+    assert sorted(kept.values, reverse=True) == sorted(tree.values[1:], reverse=True)[: len(kept.values)]
+
+
+@given(st.integers(0, 10**6), st.data())
+def test_a_cut_tree_is_the_one_drafted_at_that_size(seed: int, data: st.DataObject) -> None:
+    drafted = drafted_at_random(seed)
+    nodes = data.draw(st.integers(2, len(drafted.values) + 1))
+    smaller = data.draw(st.integers(1, nodes))
+    mine, its = cut(rerank(drafted, root=7, nodes=nodes), smaller), rerank(drafted, root=7, nodes=smaller)
+    assert (mine.tokens.tolist(), mine.parents.tolist()) == (its.tokens.tolist(), its.parents.tolist())
+    assert mine.mask.tolist() == its.mask.tolist()
+
+
+def test_a_tree_of_the_size_asked_for_is_not_touched() -> None:
+    tree = rerank(drafted_at_random(0), root=7, nodes=8)
+    assert cut(tree, 8) is tree
+    assert cut(tree, 1).tokens.tolist() == [7]
+    with pytest.raises(AssertionError, match="too few"):
+        cut(tree, 9)

@@ -1,0 +1,62 @@
+"""Measured costs: of every step, kept for the next session, used by it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eagle_runtime import Session
+from tests.commands import eagle_run
+from tests.drafters import random_prompt
+
+STEPS = {"draft 16", "draft 4", "draft 8", "verify 1", "verify 16", "verify 4", "verify 8"}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "eagle-aot" / "costs.json"
+
+
+def test_every_step_is_measured_and_kept(tiny_bundle: Path) -> None:
+    with Session.open(tiny_bundle, threads=1) as session:
+        table = session.tune()
+        assert table.keys() == STEPS
+        assert all(line.base > 0 and line.slope >= 0 for line in table.values())
+        assert session._learned.costs[True].table == table
+    with Session.open(tiny_bundle, threads=1) as session:
+        assert session._learned.costs[True].table == table
+    with Session.open(tiny_bundle, threads=2) as session:
+        assert session._learned.costs[True].table == {}, "other threads have other costs"
+
+
+def test_without_the_head_only_verifying_is_measured(tiny_bundle: Path) -> None:
+    with Session.open(tiny_bundle, threads=1, profile="lookup") as session:
+        assert session.tune().keys() == {"verify 1", "verify 4", "verify 8", "verify 16"}
+
+
+def test_answers_before_and_after_are_the_same(tiny_bundle: Path) -> None:
+    asked = {"token_ids": random_prompt(20), "max_new_tokens": 30}
+    with Session.open(tiny_bundle, threads=1) as session:
+        before = session.generate(**asked).token_ids
+        session.tune()
+        assert session.generate(**asked).token_ids == before
+
+
+def test_real_rounds_are_measured_too_and_kept_when_the_session_ends(tiny_bundle: Path) -> None:
+    with Session.open(tiny_bundle, threads=1) as session:
+        session.generate(token_ids=random_prompt(20), max_new_tokens=60, ignore_eos=True)
+        learned = session._learned.costs[True].table
+        assert learned
+    with Session.open(tiny_bundle, threads=1) as session:
+        assert session._learned.costs[True].table == learned
+
+
+def test_the_command_prints_a_row_for_each_size(tiny_bundle: Path, cache: Path) -> None:
+    outcome = eagle_run(tiny_bundle, "--tune")
+    assert (outcome.status, outcome.err) == (0, "")
+    assert "milliseconds of a round, measured here" in outcome.out
+    for nodes in ("1", "4", "8", "16"):
+        assert f"│ {nodes} " in outcome.out
+    assert cache.exists()
