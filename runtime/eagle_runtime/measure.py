@@ -22,7 +22,8 @@ from typing import Any
 from eagle_graphs import EagleError
 from eagle_runtime.compare import first_difference
 from eagle_runtime.huge_pages import restart_with_huge_pages
-from eagle_runtime.session import PLAIN, Session
+from eagle_runtime.modes import PLAIN
+from eagle_runtime.session import Session
 from eagle_runtime.stats import Stats
 
 
