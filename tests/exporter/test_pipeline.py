@@ -33,6 +33,7 @@ def test_the_report_and_the_manifest_tell_what_was_done(tiny_bundle: Path) -> No
         assert {(entry["graph"], entry["output"]) for entry in parity} == {
             *(("target", name) for name in ("argmax_ids", "logits", "finite", "features", "present")),
             *(("draft", name) for name in ("hidden_out", "topk_ids", "topk_logprobs", "present")),
+            *((f"draft round {nodes}", name) for nodes in (4, 8, 16) for name in ("values", "trees")),
         }
         assert all(entry["relative"] <= report["tolerance"] for entry in parity)
     assert report["taps"] == [2, 3, 3] == list(manifest.head.taps)
