@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from eagle_graphs import Candidates, Profile, Tree, rerank, root_only
+from eagle_graphs import Candidates, Profile, Tree, cut, rerank, root_only
 from eagle_runtime.acceptance import Drafted, HeadAcceptance, LookupAcceptance, drafted_from_tree, values_from
 from eagle_runtime.controller import NOTHING, Controller, Expected, expected_from_probabilities
 from eagle_runtime.draft import Drafting
@@ -105,7 +105,9 @@ class Planner:
                 controller.learn_gain(expected, alone, merged.expected_of_branch(), rows=rows)
             self._survey(draft, tree, merged, rows=rows)
         nodes = controller.choose_size(expected, rows=rows)
-        if nodes != len(tree) or merged.changes(tree):
+        if match is None:
+            tree = cut(tree, nodes)
+        elif nodes != len(tree) or merged.changes(tree):
             tree = merged.tree(nodes)
         clock.lap("tree")
         self._proposed = _Proposed(

@@ -27,7 +27,8 @@ _SHORT, _LONG = 32, 1024  # tokens of the prompts, at most a fifth and half of w
 def measure_costs(state: SlotState, manifest: Manifest, tokenizer: Tokenizer) -> Table:
     """The costs of the steps that `state` can take, in a slot that is empty and is left filled."""
     capacity = manifest.limits.capacity
-    short, long = min(_SHORT, capacity // 5), min(_LONG, capacity // 2)
+    short = max(min(_SHORT, capacity // 5), 1)
+    long = max(min(_LONG, capacity // 2), short + 1)
     seconds = {length: _rehearse(state, manifest, tokenizer, length) for length in (short, long)}
     table = {}
     for step in seconds[long].keys() & seconds[short].keys():
