@@ -55,3 +55,14 @@ def choose_architectures(backend: Backend, asked: Sequence[str], precision: str)
 
 def _number(architecture: str) -> int:
     return int(architecture.removeprefix("sm"))
+
+
+def check_attention(backend: Backend, attention: str) -> None:
+    """Raises EagleError where the plugin's attention is asked for and cannot be built in."""
+    if attention == "native":
+        return
+    if backend == "tensorrt-rtx":
+        raise EagleError(
+            "--attention plugin is not for --backend tensorrt-rtx, whose library takes no plugins: use --attention native"
+        )
+    raise EagleError("--attention plugin: engines with the plugin cannot be built yet; use --attention native")
