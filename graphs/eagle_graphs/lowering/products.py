@@ -4,7 +4,7 @@
     use_half_products            Cast, product, Cast
     quantize_fp8, quantize_int8  QuantizeLinear and DequantizeLinear in front of the product: a static scale for a
                                  layer's inputs, one for each output of its weights
-    quantize_weights_in_blocks   DequantizeLinear of 4-bit weights, a scale for BLOCK inputs; a product in half precision
+    quantize_weights_in_blocks   DequantizeLinear of 4-bit weights, a scale for BLOCK inputs; a product in half
 
 All that lies between the products, norms, rotary, activations, residuals, logits, stays in
 float32: a compiler fuses it into few kernels whose traffic is nothing beside the weights', and no residual overflows.
@@ -121,9 +121,7 @@ def quantize_int8(model: ir.Model, layers: Mapping[str, StaticInt8]) -> None:
             matrix = linear.matrix() * how.smoothing
             steps = _steps(np.abs(matrix).max(axis=1), _LARGEST_INT8)
             integers = np.rint(matrix / steps[:, None]).clip(-_LARGEST_INT8, _LARGEST_INT8)
-            _replace(
-                rewriter, linear, x, _unpacked(rewriter, linear, integers.astype(np.int8), steps), half=False
-            )
+            _replace(rewriter, linear, x, _unpacked(rewriter, linear, integers.astype(np.int8), steps), half=False)
 
 
 def quantize_weights_in_blocks(model: ir.Model, dtype: ir.DataType) -> None:

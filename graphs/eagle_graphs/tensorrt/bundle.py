@@ -169,8 +169,24 @@ def _put_in_place(
             engines=(engine, *kept),
         ),
     )
-    for path in old:
-        shutil.rmtree(directory / path, ignore_errors=True)
+    for below in old:
+        shutil.rmtree(directory / below, ignore_errors=True)
+
+
+def remove_portable(directory: Path) -> None:
+    """Takes the portable graphs out of a bundle."""
+    manifest = read_manifest(directory)
+    below = {Path(graphs.target).parent.as_posix() for graphs in manifest.portable}
+    files = {path: entry for path, entry in manifest.files.items() if Path(path).parent.as_posix() not in below}
+    write_manifest(directory, replace(manifest, files=files, portable=()))
+    for path in below:
+        shutil.rmtree(directory / path)
+
+
+def log_path(bundle: Path, backend: str) -> Path:
+    """Where the library's words are kept when a build fails: beside the bundle."""
+    bundle = bundle.absolute()
+    return bundle.parent / f"{bundle.name}.{backend}.log"
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:

@@ -14,11 +14,10 @@ import typer
 from rich.console import Console
 
 from eagle_graphs.errors import EagleError
-from eagle_graphs.tensorrt.build import BuildOptions
-from eagle_graphs.tensorrt.bundle import add_engines, choose_portable, read_manifest
-from eagle_graphs.tensorrt.library import check_attention, choose_architectures
+from eagle_graphs.tensorrt.build import build_options
+from eagle_graphs.tensorrt.bundle import add_engines, choose_portable, log_path, read_manifest
 from eagle_graphs.tensorrt.progress import BuildProgress
-from eagle_graphs.tensorrt.report import EngineReport, report_table
+from eagle_graphs.tensorrt.report import print_reports
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -59,13 +58,14 @@ def build(
 ) -> None:
     """Builds engines for GPUs from a bundle's portable graphs and adds them to it."""
     console = Console(stderr=True)
-    check_attention(backend.value, attention.value)
     portable = choose_portable(read_manifest(bundle), precision)
-    options = BuildOptions(
-        backend=backend.value,
-        architectures=choose_architectures(backend.value, architectures_from_text(gpu), portable.precision),
+    options = build_options(
+        backend.value,
+        precision=portable.precision,
+        gpu=gpu,
         strip_weights=strip_weights,
         level=builder_level,
+        attention=attention.value,
     )
     started = time.perf_counter()
     with BuildProgress(console) as progress:
@@ -74,25 +74,6 @@ def build(
     console.print(f"built in {time.perf_counter() - started:.0f} s; added to {bundle}/", highlight=False, markup=False)
     if as_json:
         print(json.dumps([report.to_dict() for report in reports]))
-
-
-def architectures_from_text(text: str | None) -> tuple[str, ...]:
-    """The GPUs that `--gpu` names."""
-    return () if text is None else tuple(dict.fromkeys(text.split(",")))
-
-
-def log_path(bundle: Path, backend: str) -> Path:
-    """Where the library's words are kept when a build fails: beside the bundle."""
-    bundle = bundle.absolute()
-    return bundle.parent / f"{bundle.name}.{backend}.log"
-
-
-def print_reports(console: Console, reports: list[EngineReport]) -> None:
-    """The readable form, and what the user should know."""
-    for report in reports:
-        console.print(report_table(report))
-        for problem in report.problems():
-            console.print(f"[yellow]slow[/yellow]  {problem}", highlight=False)
 
 
 def main() -> None:
