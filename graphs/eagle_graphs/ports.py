@@ -17,11 +17,12 @@ Where a graph keeps its keys in blocks (`key_block` b > 1), a key cache is [B, H
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from eagle_graphs.profiles import Profile
 
-DTYPES = ("bool", "int64", "float32")
+DTYPES = ("bool", "int64", "float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +31,13 @@ class Port:
 
     name: str
     dtype: str
-    """An element type, by numpy's name."""
+    """An element type, by numpy's name; numpy itself has no bfloat16."""
     axes: tuple[str | int, ...]
     """Size of each axis: a number where it is fixed, a letter of the table above where not."""
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Its shape where the axes have these sizes."""
+        return tuple(axis if isinstance(axis, int) else sizes[axis] for axis in self.axes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +68,24 @@ class GraphPorts:
             for prefix in self.cache_prefixes
             for name, past in zip(cache_names(prefix, len(pasts) // 2), pasts, strict=True)
         }
+
+    def with_caches(self, dtype: str) -> GraphPorts:
+        """The same with caches of another element type."""
+
+        def change(port: Port) -> Port:
+            return replace(port, dtype=dtype) if port.name.startswith(("past_", "present_")) else port
+
+        return replace(self, inputs=tuple(map(change, self.inputs)), outputs=tuple(map(change, self.outputs)))
+
+    def fixed(self, **sizes: int) -> GraphPorts:
+        """The same with these axes at fixed sizes."""
+
+        def fix(port: Port) -> Port:
+            return replace(
+                port, axes=tuple(axis if isinstance(axis, int) else sizes.get(axis, axis) for axis in port.axes)
+            )
+
+        return replace(self, inputs=tuple(map(fix, self.inputs)), outputs=tuple(map(fix, self.outputs)))
 
 
 def cache_names(prefix: str, layers: int) -> list[str]:
