@@ -18,11 +18,13 @@ class ObservedRows:
     def __init__(self) -> None:
         self._rows: dict[str, torch.Tensor] = {}
         self._stride: dict[str, int] = {}
+        self._largest: dict[str, float] = {}
 
     def add(self, name: str, x: torch.Tensor) -> None:
         """Takes the rows of one call, [..., K]; those with NaN or infinity are left out."""
         rows = x.detach().flatten(0, -2)
         rows = rows[torch.isfinite(rows).all(dim=1)].float()
+        self._largest[name] = max(self.largest(name), float(rows.abs().max()) if len(rows) else 0.0)
         stride = self._stride.setdefault(name, 1)
         kept = torch.cat([self._rows.get(name, rows[:0]), rows[::stride]])
         while len(kept) > 2 * KEPT_ROWS:
@@ -33,6 +35,10 @@ class ObservedRows:
         """[at most KEPT_ROWS, K]; None for a layer that never ran."""
         rows = self._rows.get(name)
         return None if rows is None or len(rows) == 0 else rows[:: -(-len(rows) // KEPT_ROWS)]
+
+    def largest(self, name: str) -> float:
+        """The largest magnitude of all that went through; 0 for a layer that never ran."""
+        return self._largest.get(name, 0.0)
 
 
 @contextmanager

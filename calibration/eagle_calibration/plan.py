@@ -165,8 +165,8 @@ def plans_from_file(path: Path) -> dict[str, Plan]:
         }
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise EagleError(
-            f"--scales {path} is no file of scales ({type(error).__name__}: {error}); an export writes one as "
-            "calibration.json into its bundle"
+            f"--scales {path} is no calibration of int8 ({type(error).__name__}: {error}); an export with --precision "
+            "int8 writes one as calibration.json into its bundle"
         ) from None
 
 

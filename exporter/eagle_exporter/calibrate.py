@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import cast
@@ -15,17 +15,33 @@ from transformers import PreTrainedModel
 
 from eagle_calibration.observe import ObservedRows, observing
 from eagle_calibration.plan import Plan, plan_layers, plans_from_file
+from eagle_calibration.scales import Scales, find_scales, scales_from_file
 from eagle_exporter.heads import HeadSpec
+from eagle_exporter.precision import Quantization
 from eagle_exporter.probe import Answer, draft_chains
 from eagle_exporter.target import as_transformers_runs_it
 from eagle_graphs import EagleError
 from eagle_graphs.lowering.linear import linears
 
+Calibration = Mapping[str, Plan | Scales]
+"""By graph: how its layers have 8-bit integers, or 8-bit floats."""
+
 
 def calibrate(
-    graphs: Mapping[str, ir.Model], modules: Mapping[str, nn.Module], spec: HeadSpec, answers: Iterable[Answer]
-) -> dict[str, Plan]:
-    """How each linear layer of the neutral graphs "target" and "draft" is to be quantized."""
+    how: Quantization,
+    graphs: Mapping[str, ir.Model],
+    modules: Mapping[str, nn.Module],
+    spec: HeadSpec,
+    answers: Iterable[Answer],
+) -> Calibration:
+    """How each linear layer of the graphs that need it is to be quantized, by what `answers` show.
+
+    graphs, modules: "target" and "draft", neutral.
+
+    Raises EagleError where an earlier export's scales are to be used, and are not of these graphs' layers.
+    """
+    if how.scales is not None:
+        return _read(how, how.scales, {name: graphs[name] for name in how.calibrated})
     layers = {name: linears(graph.graph) for name, graph in graphs.items()}
     names = {name: [layer.name for layer in found] for name, found in layers.items()}
     target = cast(PreTrainedModel, modules["target"].get_submodule("model"))
@@ -39,32 +55,43 @@ def calibrate(
         ):
             target(answer.tokens[None], use_cache=False)
             draft_chains(modules["draft"], spec, answer)
-    return {name: plan_layers(found, observed[name]) for name, found in layers.items()}
+    if "fp8" in how.precisions.values():
+        calibrator = how.calibrator or "minmax"
+        return {name: find_scales(layers[name], observed[name], calibrator) for name in how.calibrated}
+    return {name: plan_layers(layers[name], observed[name]) for name in how.calibrated}
 
 
-def read_plans(path: Path, graphs: Mapping[str, ir.Model]) -> dict[str, Plan]:
-    """The plans that an earlier export kept. Raises EagleError where they are not of these graphs' layers."""
-    plans = plans_from_file(path)
+def _read(how: Quantization, path: Path, graphs: Mapping[str, ir.Model]) -> Calibration:
+    """What an earlier export kept."""
+    read = scales_from_file if "fp8" in how.precisions.values() else plans_from_file
+    calibration: Calibration = read(path)
     for name, graph in graphs.items():
         expected = [(layer.name, *layer.matrix_shape) for layer in linears(graph.graph)]
-        found = [(layer.name, layer.outputs, layer.inputs) for layer in plans[name].layers] if name in plans else []
+        layers = calibration[name].layers if name in calibration else ()
+        found = [(layer.name, layer.outputs, layer.inputs) for layer in layers]
         if found != expected:
             other = next((pair for pair in zip_longest(found, expected) if pair[0] != pair[1]), None)
             raise EagleError(
                 f"--scales {path} is of another model: its {name} has {other and other[0]} where this one has "
                 f"{other and other[1]} (layer, outputs, inputs): leave --scales out to calibrate anew"
             )
-    return {name: plans[name] for name in graphs}
+    return {name: calibration[name] for name in graphs}
 
 
-def write_plans(path: Path, plans: Mapping[str, Plan]) -> None:
-    """Keeps the plans, for the user and for a later export."""
-    path.write_text(json.dumps({name: plan.to_dict() for name, plan in plans.items()}, indent=1) + "\n", "utf-8")
+def write_calibration(path: Path, calibration: Calibration) -> None:
+    """Keeps it, for the user and for a later export."""
+    path.write_text(json.dumps({name: part.to_dict() for name, part in calibration.items()}, indent=1) + "\n", "utf-8")
 
 
-def summary(plans: Mapping[str, Plan]) -> str:
+def summary(calibration: Calibration) -> str:
     """One line for the user."""
-    layers = [layer for plan in plans.values() for layer in plan.layers]
+    parts = list(calibration.values())
+    scales = [part for part in parts if isinstance(part, Scales)]
+    return _scales_summary(scales) if scales else _plan_summary([part for part in parts if isinstance(part, Plan)])
+
+
+def _plan_summary(plans: Sequence[Plan]) -> str:
+    layers = [layer for plan in plans for layer in plan.layers]
     weights = sum(layer.inputs * layer.outputs for layer in layers)
     wide = sum(min(layer.wide, layer.inputs) * layer.outputs for layer in layers if not layer.float32)
     kept = [layer for layer in layers if layer.float32]
@@ -73,4 +100,12 @@ def summary(plans: Mapping[str, Plan]) -> str:
         f"{left:.0%} stay in float32 ({', '.join(layer.name for layer in kept[:4])})"
         if kept
         else "none stay in float32"
+    )
+
+
+def _scales_summary(scales: Sequence[Scales]) -> str:
+    layers = [layer for part in scales for layer in part.layers]
+    kept = [layer.name for layer in layers if layer.scale is None]
+    return f"fp8: static scales of {len(layers) - len(kept)} layers by {scales[0].calibrator}; " + (
+        f"{len(kept)} were never run and stay in float32 ({', '.join(kept[:4])})" if kept else "none stay in float32"
     )

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from eagle_exporter.precision import Quantization
 from eagle_graphs import EagleError, Profile, paths_from_json, profiles_from_text, static_profile
 from eagle_graphs.machines import MACHINES, Machine
 
@@ -34,11 +35,12 @@ class Precision(str, Enum):  # noqa: UP042
     """Precisions of weights and arithmetic."""
 
     FP32 = "fp32"
+    INT8 = "int8"
+    INT8_WEIGHTS = "int8-weights"
+    INT4 = "int4"
+    FP8 = "fp8"
     FP16 = "fp16"
     BF16 = "bf16"
-    FP8 = "fp8"
-    INT8 = "int8"
-    INT4 = "int4"
 
 
 class Kernels(str, Enum):  # noqa: UP042
@@ -47,6 +49,14 @@ class Kernels(str, Enum):  # noqa: UP042
     AUTO = "auto"
     NATIVE = "native"
     STOCK = "stock"
+
+
+class Calibrator(str, Enum):  # noqa: UP042
+    """How a static scale is found."""
+
+    MINMAX = "minmax"
+    PERCENTILE = "percentile"
+    ENTROPY = "entropy"
 
 
 class Lookup(str, Enum):  # noqa: UP042
@@ -68,8 +78,11 @@ def export(
     backend: Annotated[Backend, typer.Option(help="What will run the graphs.")] = Backend.ONNXRUNTIME,
     precision: Annotated[Precision, typer.Option(help="Of weights and arithmetic.")] = Precision.FP32,
     head_precision: Annotated[Precision | None, typer.Option(help="The head's.", show_default="as --precision")] = None,
-    calibration_data: Annotated[Path | None, typer.Option(help="Prompts (JSON Lines) to calibrate INT8 on.")] = None,
-    scales: Annotated[Path | None, typer.Option(help="calibration.json of an earlier export to reuse.")] = None,
+    calibration_data: Annotated[Path | None, typer.Option(help="Prompts (JSON Lines) to calibrate on.")] = None,
+    calibrator: Annotated[Calibrator | None, typer.Option(help="Of fp8's scales.", show_default="minmax")] = None,
+    scales: Annotated[
+        Path | None, typer.Option(help="calibration.json of an earlier export: take all that its calibration found.")
+    ] = None,
     kernels: Annotated[Kernels, typer.Option(help="native: the package's own; stock: ONNX Runtime's.")] = Kernels.AUTO,
     capacity: Annotated[int | None, typer.Option(help="Tokens of context.", show_default="2048")] = None,
     prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens a pass.", show_default="256")] = None,
@@ -81,7 +94,7 @@ def export(
     ] = None,
     accept_probe: Annotated[bool, typer.Option("--accept-probe", help="Export whatever the probe says.")] = False,
     allow_inexact: Annotated[
-        bool, typer.Option("--allow-inexact", help="INT8 even where trees are not exact.")
+        bool, typer.Option("--allow-inexact", help="Quantize even where trees are not exact.")
     ] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Say what the pair would gain on a machine; no export.")] = False,
     machine: Annotated[str | None, typer.Option(help="--plan: a GPU by name.", rich_help_panel=PLAN)] = None,
@@ -103,11 +116,15 @@ def export(
     if model is None and not inspect:
         raise typer.BadParameter("it is missing; only --inspect goes without it", command, param_hint="--model")
     chosen = _profiles(profiles, tree)
-    head_precision = precision if head_precision is None else head_precision
-    if precision is head_precision is Precision.FP32 and (calibration_data is not None or scales is not None):
-        raise EagleError("--calibration-data and --scales are of quantization: add --precision int8")
-    if calibration_data is not None and scales is not None:
-        raise EagleError("--scales reuses an earlier calibration, --calibration-data makes one: leave one out")
+    quantization = Quantization(
+        precision=precision.value,
+        head_precision=(precision if head_precision is None else head_precision).value,
+        kernels=kernels.value,
+        allow_inexact=allow_inexact,
+        calibrator=None if calibrator is None else calibrator.value,
+        calibration_data=calibration_data,
+        scales=scales,
+    )
     console = Console(stderr=True)
     _quiet_libraries()
     try:
@@ -143,7 +160,7 @@ def export(
                 draft=draft,
                 machine=_machine(machine, bandwidth, flops, memory).reaching(efficiency),
                 precision=precision.value,
-                head_precision=head_precision.value,
+                head_precision=quantization.head_precision,
                 profiles=chosen,
                 context=context,
                 accepted_lengths=_decimals("--accepted-length", accepted_length),
@@ -156,8 +173,10 @@ def export(
         else:
             planned.print(Console())
         return
-    if precision not in (Precision.FP32, Precision.INT8) or head_precision not in (Precision.FP32, Precision.INT8):
-        raise EagleError("ONNX Runtime on the CPU takes --precision fp32 or int8; the others are for --plan so far")
+    if {precision, head_precision} & {Precision.FP16, Precision.BF16}:
+        raise EagleError(
+            "ONNX Runtime on the CPU does not compute in fp16 or bf16, which are for --plan: choose another"
+        )
     directory = out if out is not None else Path(f"{Path(model).absolute().name.removesuffix('.gguf')}-eagle")
     options = ExportOptions(
         model=model,
@@ -168,12 +187,7 @@ def export(
         prefill_chunk=prefill_chunk,
         overrides=overrides,
         accept_probe=accept_probe,
-        precision=precision.value,
-        head_precision=head_precision.value,
-        calibration_data=calibration_data,
-        scales=scales,
-        kernels=kernels.value,
-        allow_inexact=allow_inexact,
+        quantization=quantization,
     )
     report = run_export(options, Steps(console))
     report.print(console)

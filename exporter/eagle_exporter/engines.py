@@ -2,57 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import onnx_ir as ir
 
 from eagle_calibration.plan import Plan
+from eagle_calibration.scales import Scales
 from eagle_exporter.bundle import WeightFile
-from eagle_graphs import EagleError
+from eagle_exporter.calibrate import Calibration
+from eagle_exporter.precision import WEIGHT_BITS, Kernels, Precision
 from eagle_graphs.lowering import Tables, lower_for_native_cpu, lower_for_onnxruntime_cpu
+from eagle_graphs.lowering.float8 import quantize_float8
+from eagle_graphs.lowering.stock_int8 import quantize_linears_with_stock_ops
+from eagle_graphs.lowering.weights_only import quantize_tables, quantize_weights
 from eagle_graphs.manifest import Engine, Exactness
-from eagle_graphs.native import library_path
 
-Kernels = Literal["native", "stock"]
 UNMEASURED = Exactness(kind="statistical", logit_gap=0.0, max_logit_difference=0.0, rows=0)
 """Of an engine that has not been compared yet."""
-
-
-def choose_kernels(asked: str, precisions: Collection[str]) -> tuple[Kernels, ...]:
-    """The sets of kernels to make engines for, best first, where "auto" asks for all that can be had.
-
-    Raises EagleError where the native library is needed and missing.
-    """
-    built = library_path() is not None
-    if asked == "native" and not built:
-        raise EagleError(
-            "--kernels native needs the library of native CPU ops, which was not built: install eagle-aot where there "
-            "is a C++ compiler, or from a wheel"
-        )
-    if "int8" in precisions:
-        if asked == "stock" or not built:
-            raise EagleError(
-                "--precision int8 needs the library of native CPU ops, since with ONNX Runtime's own attention a "
-                "tree's text would not be plain decoding's: install eagle-aot where there is a C++ compiler, or "
-                "export with --precision fp32"
-            )
-        return ("native",)
-    if asked == "stock" or not built:
-        return ("stock",)
-    return ("native",) if asked == "native" else ("native", "stock")
 
 
 def write_engines(
     directory: Path,
     graphs: Mapping[str, ir.Model],
     kernels: tuple[Kernels, ...],
-    plans: Mapping[str, Plan],
-    *,
-    precision: str,
+    precisions: Mapping[str, Precision],
+    calibration: Calibration,
 ) -> list[Engine]:
     """Lowers and writes the neutral graphs "target" and "draft" for each of `kernels`. The graphs are used up."""
+    precision = precisions["target"]
     below = f"onnxruntime-cpu-{precision}"
     (directory / below).mkdir()
     weights = WeightFile(directory / below)
@@ -62,8 +40,10 @@ def write_engines(
         tables: Tables = {}
         for name in ("target", "draft"):  # in this order: the head may share the target's embedding
             graph = graphs[name] if kind == kernels[-1] else graphs[name].clone()
+            part = calibration.get(name)
+            quantize_with_stock_ops(graph, precisions[name], kind, part)
             if kind == "native":
-                tables |= lower_for_native_cpu(graph, plans[name].quantized() if name in plans else None, tables)
+                tables |= lower_for_native_cpu(graph, part.quantized() if isinstance(part, Plan) else None, tables)
             else:
                 lower_for_onnxruntime_cpu(graph)
             weights.move_out(graph)
@@ -82,3 +62,17 @@ def write_engines(
             )
         )
     return engines
+
+
+def quantize_with_stock_ops(
+    graph: ir.Model, precision: Precision, kernels: Kernels, calibration: Plan | Scales | None
+) -> None:
+    """Quantizes a neutral graph in place as far as ops of ONNX Runtime do it."""
+    if bits := WEIGHT_BITS.get(precision):
+        quantize_weights(graph, bits=bits, round_rows=kernels == "native")
+        quantize_tables(graph, bits=bits)
+    elif precision == "int8" and kernels == "stock":
+        quantize_linears_with_stock_ops(graph)
+        quantize_tables(graph, bits=8)
+    elif isinstance(calibration, Scales):
+        quantize_float8(graph, calibration.known())

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from eagle_graphs import EagleError, GraphPorts, Tree, tree_from_parents
-from eagle_graphs.native import library_path
+from eagle_graphs.native import import_onnxruntime, library_path
 from eagle_graphs.native_ops import KEY_BLOCK
+from eagle_graphs.session_config import SESSION_CONFIG
 
 Array = npt.NDArray[Any]
 Feeds = dict[str, Array]
@@ -76,12 +77,13 @@ class GraphUnderTest:
     """One lowered graph in ONNX Runtime and its module in torch, fed alike."""
 
     def __init__(self, name: str, path: Path, module: nn.Module, ports: GraphPorts, *, native: bool = False) -> None:
-        import onnxruntime
-
+        onnxruntime = import_onnxruntime()
         self.name, self.module, self.ports = name, module, ports
         self.parity: dict[str, OutputParity] = {}
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
+        for setting, value in SESSION_CONFIG.items():
+            options.add_session_config_entry(setting, value)
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # torch needs the cores in turn
         if native:
             options.register_custom_ops_library(str(library_path()))

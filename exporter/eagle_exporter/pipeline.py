@@ -13,13 +13,14 @@ from torch import nn
 from eagle_calibration.prompts import load_prompts
 from eagle_exporter import proof
 from eagle_exporter.bundle import file_entries, staged
-from eagle_exporter.calibrate import calibrate, read_plans, summary, write_plans
+from eagle_exporter.calibrate import Calibration, calibrate, summary, write_calibration
 from eagle_exporter.checkpoint import Checkpoint, find_checkpoint
 from eagle_exporter.eagle1 import Eagle1Head
 from eagle_exporter.eagle3 import Eagle3Head
-from eagle_exporter.engines import choose_kernels, write_engines
+from eagle_exporter.engines import write_engines
 from eagle_exporter.heads import Head, Overrides, TargetShape, load_head
 from eagle_exporter.parity import OutputParity
+from eagle_exporter.precision import Quantization, choose_kernels
 from eagle_exporter.probe import Answer, read_answers, run_probe
 from eagle_exporter.proof import Agreement
 from eagle_exporter.quality import measure_quality
@@ -55,23 +56,7 @@ class ExportOptions:
     """Conventions of the head that the user states."""
     accept_probe: bool = False
     """Export even where the probe speaks against the head."""
-    precision: str = "fp32"
-    """Of the target's weights and arithmetic: fp32 or int8."""
-    head_precision: str = "fp32"
-    """The same of the head."""
-    calibration_data: Path | None = None
-    """Prompts to calibrate on, as JSON Lines; None for those shipped."""
-    scales: Path | None = None
-    """calibration.json of an earlier export, to quantize as that did."""
-    kernels: str = "auto"
-    """Of attention and quantized products: native, stock, or auto for all that can be had."""
-
-    allow_inexact: bool = False
-    """Write a quantized bundle even where a tree's logits are not plain decoding's."""
-
-    def precisions(self) -> dict[str, str]:
-        """The precision of each graph."""
-        return {"target": self.precision, "draft": self.head_precision}
+    quantization: Quantization = field(default_factory=Quantization)
 
     def limits(self, max_positions: int) -> Limits:
         """The bundle's sizes for a model of so many positions."""
@@ -88,7 +73,8 @@ class ExportOptions:
 
 def export(options: ExportOptions, steps: Steps) -> Report:
     """Makes the bundle and returns its report. Raises EagleError; then nothing is left behind."""
-    kernels = choose_kernels(options.kernels, options.precisions().values())
+    how = options.quantization
+    kernels, notes = choose_kernels(how)
     with staged(options.out) as directory:
         with steps("load and check"):
             model, draft = find_checkpoint(options.model, what="target"), find_checkpoint(options.draft, what="head")
@@ -96,7 +82,7 @@ def export(options: ExportOptions, steps: Steps) -> Report:
             head = load_head(draft, target.config, options.overrides)
             graphs = _Graphs.of(target, head, top_k=max(profile.top_k for profile in options.profiles))
             limits = options.limits(int(target.config.max_position_embeddings))
-            notes = settle(target.model, capacity=limits.capacity)
+            notes += settle(target.model, capacity=limits.capacity)
             tokenizer = save_tokenizer(target.tokenizer, directory)
             prompts = prompt_tokens(target.tokenizer, load_prompts(), longest=limits.capacity - CHECKED_TOKENS)
         steps.say(notes)
@@ -108,40 +94,34 @@ def export(options: ExportOptions, steps: Steps) -> Report:
             neutral = {"target": trace(graphs.target, graphs.target_ports())}
         with steps("trace head"):
             neutral["draft"] = trace(graphs.head, graphs.draft_ports())
-        plans = {}
-        if quantized := [name for name, precision in options.precisions().items() if precision == "int8"]:
+        calibration: Calibration = {}
+        if how.calibrated:
             with steps("calibrate"):
-                if options.scales is not None:
-                    plans = read_plans(options.scales, {name: neutral[name] for name in quantized})
-                else:
-                    given = answers if options.calibration_data is None else _answers(options, target, limits)
-                    plans = calibrate(neutral, graphs.modules(), head.spec, given)
-                    plans = {name: plans[name] for name in quantized}
-                write_plans(directory / CALIBRATION, plans)
-            steps.say([summary(plans)])
+                given = answers if how.calibration_data is None else _answers(options, target, limits)
+                calibration = calibrate(how, neutral, graphs.modules(), head.spec, given)
+                write_calibration(directory / CALIBRATION, calibration)
+            steps.say([summary(calibration)])
         del answers
         with steps("lower for ONNX Runtime on the CPU and write"):
-            engines = write_engines(directory, neutral, kernels, plans, precision=options.precision)
+            engines = write_engines(directory, neutral, kernels, how.precisions, calibration)
             del neutral
         parity: dict[str, list[OutputParity]] = {}
         for index, engine in enumerate(engines):
             with steps(f"compare with torch ({engine.kernels} kernels)"):
                 parity[engine.kernels], exactness = _compare(directory, engine, graphs, head, prompts)
-            steps.check_parity(parity[engine.kernels], quantized=plans)
+            steps.check_parity(parity[engine.kernels], quantized=how.quantized)
             engines[index] = replace(engine, exactness=exactness)
-            if "target" in plans and exactness.kind != "bitwise" and not options.allow_inexact:
-                raise EagleError(
-                    f"in INT8 this model's trees are not exact: logits differ from plain decoding's by up to "
-                    f"{exactness.max_logit_difference:.2g}, since some products stay in float32: experts, or layers "
-                    "that calibration left there. Export with --precision fp32, or with --allow-inexact"
-                )
+            how.check_exactness(exactness)
         quality = None
-        if "target" in plans:
+        if "target" in how.quantized:
             with steps("measure the quality"):
-                (engine,) = engines
-                ports = graphs.target_ports(engine.key_block)
                 quality = measure_quality(
-                    target, graphs.target, directory / engine.target, ports, longest=limits.capacity
+                    target,
+                    graphs.target,
+                    directory / engines[0].target,
+                    graphs.target_ports(engines[0].key_block),
+                    native=engines[0].kernels == "native",
+                    longest=limits.capacity,
                 )
 
         def write_manifest(default_profile: str) -> None:
@@ -173,7 +153,7 @@ def export(options: ExportOptions, steps: Steps) -> Report:
                     proven,
                     runs[engine.kernels],
                     engine.exactness,
-                    quantized="target" in plans,
+                    quantized="target" in how.quantized,
                     max_new_tokens=CHECKED_TOKENS,
                 )
         with steps("write the bundle"):
@@ -182,7 +162,7 @@ def export(options: ExportOptions, steps: Steps) -> Report:
             report = Report(
                 steps=steps.done(),
                 probe=probe,
-                precision=options.precision,
+                precision=how.precision,
                 parity=parity,
                 exactness={engine.kernels: engine.exactness for engine in engines},
                 agreement=agreement,
@@ -255,7 +235,7 @@ def head_module(head: Head, target: Target, *, top_k: int) -> Eagle1Head | Eagle
 
 def _answers(options: ExportOptions, target: Target, limits: Limits) -> Iterator[Answer]:
     """The target's answers to the prompts that the user gave, a few at a time: their hidden states are large."""
-    conversations = load_prompts(options.calibration_data)
+    conversations = load_prompts(options.quantization.calibration_data)
     prompts = prompt_tokens(target.tokenizer, conversations, longest=limits.capacity - CHECKED_TOKENS)
     for start in range(0, len(prompts), ANSWERED_AT_ONCE):
         yield from read_answers(target, prompts[start : start + ANSWERED_AT_ONCE])

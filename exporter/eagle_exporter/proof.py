@@ -6,6 +6,7 @@ The runtime is started as a process of its own on the finished directory; the bu
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -26,26 +27,32 @@ SMALLEST_GAP = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parting:
-    """A prompt after which a profile's greedy tokens and torch's go apart, and where."""
+    """A prompt after which a profile's greedy tokens go another way than those they are compared with, and where."""
 
     prompt: int
     profile: str
     step: int
     found: int
-    torch: int
+    expected: int
     gap: float
-    """How far apart the two tokens' logits are in torch."""
+    """How far apart the two tokens' logits are: in torch, or in the bundle's own plain decoding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """Greedy tokens of every profile against plain decoding's and torch's."""
+    """Greedy tokens of every profile against torch's and plain decoding's."""
 
     prompts: int
     tokens: int
     """Of each prompt."""
-    partings: tuple[Parting, ...]
-    """From torch: near-ties, or what the rounding of a quantized bundle changes."""
+    from_torch: tuple[Parting, ...]
+    """Near-ties, or what the rounding of a quantized bundle changes."""
+    from_plain: tuple[Parting, ...]
+    """Of profiles that draft: no further apart than the exactness class says."""
+
+    def alike(self, partings: Sequence[Parting]) -> int:
+        """Prompts at which no profile parts."""
+        return self.prompts - len({parting.prompt for parting in partings})
 
     def to_dict(self) -> dict[str, Any]:
         """For the report."""
@@ -100,20 +107,15 @@ def check_greedy(
 ) -> Agreement:
     """Compares every profile's first tokens with plain decoding's and with torch's.
 
-    Raises EagleError on a difference from torch where the two logits lie further apart than rounding explains, or,
-    of a quantized bundle, whose plain decoding is the truth, on any difference from that.
+    Raises EagleError on a difference from plain decoding that the exactness class excludes, and, unless the bundle is
+    quantized, on one from torch: where the two logits lie further apart than the difference that was measured allows.
     """
-    partings = []
+    from_plain = _check_plain(runs, exactness)
+    from_torch = []
     for number, prompt in enumerate(prompts):
         expected, logits = torch_greedy(target, prompt, max_new_tokens=max_new_tokens)
-        plain = runs[PLAIN]["token_ids"][number]
         for profile, run in runs.items():
             found = run["token_ids"][number]  # it goes on past an end-of-sequence, and may end at the capacity
-            if exactness.kind == "bitwise" and found[: len(plain)] != plain[: len(found)]:
-                raise EagleError(
-                    f"with profile {profile} the bundle's tokens are not plain decoding's (prompt {number}), though "
-                    "their logits are bit for bit the same: no bundle was written; please report this"
-                )
             step = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), None)
             if step is None:
                 continue
@@ -123,10 +125,30 @@ def check_greedy(
                     f"with profile {profile} the bundle says token {found[step]} where torch says {expected[step]} "
                     f"(prompt {number}, token {step}, logits {gap:.3g} apart): no bundle was written"
                 )
-            partings.append(
-                Parting(prompt=number, profile=profile, step=step, found=found[step], torch=expected[step], gap=gap)
+            from_torch.append(
+                Parting(prompt=number, profile=profile, step=step, found=found[step], expected=expected[step], gap=gap)
             )
-    return Agreement(prompts=len(prompts), tokens=max_new_tokens, partings=tuple(partings))
+    return Agreement(prompts=len(prompts), tokens=max_new_tokens, from_torch=tuple(from_torch), from_plain=from_plain)
+
+
+def _check_plain(runs: dict[str, Any], exactness: Exactness) -> tuple[Parting, ...]:
+    """Where profiles part from plain decoding. The truth is the bundle's own: a class says nothing of torch.
+
+    A parting within the measured gap is what the class announces, as any is in a statistical one. One beyond it means
+    that the class is wrong.
+    """
+    near = max(exactness.logit_gap, SMALLEST_GAP)
+    allowed = {"bitwise": -math.inf, "near-tie": near, "statistical": math.inf}[exactness.kind]
+    found = [Parting(profile=profile, **parting) for profile, run in runs.items() for parting in run["partings"]]
+    for parting in found:
+        if parting.gap > allowed:
+            raise EagleError(
+                f"with profile {parting.profile} the bundle says token {parting.found} where plain decoding says "
+                f"{parting.expected} (prompt {parting.prompt}, token {parting.step}, logits {parting.gap:.3g} apart), "
+                f"which its measured exactness excludes ({exactness.kind}, gap {exactness.logit_gap:.2g}): no bundle "
+                "was written; please report this"
+            )
+    return tuple(found)
 
 
 def fastest_profile(runs: dict[str, Any]) -> str:

@@ -18,11 +18,13 @@ WINDOW = 512
 EVALUATED_TOKENS = 8 * WINDOW
 
 
-def measure_quality(target: Target, module: torch.nn.Module, path: Path, ports: GraphPorts, *, longest: int) -> Quality:
-    """Compares the target graph at `path`, of the native kernels, with torch, in pieces of at most `longest` tokens."""
+def measure_quality(
+    target: Target, module: torch.nn.Module, path: Path, ports: GraphPorts, *, native: bool, longest: int
+) -> Quality:
+    """Compares the target graph at `path` with torch, in pieces of at most `longest` tokens."""
     text = evaluation_text()
     tokens = target.tokenizer(text[: 16 * EVALUATED_TOKENS], add_special_tokens=False)["input_ids"]
-    graph = GraphUnderTest("target", path, module, ports, native=True)
+    graph = GraphUnderTest("target", path, module, ports, native=native)
 
     def original(window: Sequence[int]) -> torch.Tensor:
         with torch.no_grad(), as_transformers_runs_it(target.model):

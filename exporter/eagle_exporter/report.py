@@ -83,7 +83,7 @@ class Report:
     taps: tuple[int, ...]
     head_layout: str
     notes: tuple[str, ...]
-    """What is special about this target's graph."""
+    """What is special about this target's graph, and about the precision."""
     versions: dict[str, str]
     sizes: dict[str, int]
     """Bytes of each file."""
@@ -115,11 +115,12 @@ class Report:
         console.print(table)
         for kernels, exactness in self.exactness.items():
             agreement = self.agreement[kernels]
-            apart = len({parting.prompt for parting in agreement.partings})
             console.print(
                 f"{kernels} kernels: {exactness.sentence()}; greedy equals torch on {agreement.tokens} tokens of "
-                f"{agreement.prompts - apart} of {agreement.prompts} prompts",
+                f"{agreement.alike(agreement.from_torch)} of {agreement.prompts} prompts, and plain decoding on "
+                f"{agreement.alike(agreement.from_plain)}",
                 highlight=False,
+                style="yellow" if exactness.kind == "statistical" else "",
             )
         if self.quality is not None:
             console.print(self.quality.sentence(), highlight=False)

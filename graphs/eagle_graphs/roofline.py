@@ -28,8 +28,8 @@ class Precision:
 
     weight_bytes: float
     """Of an element, its share of the scales included."""
-    arithmetic: str
-    """What the products run in, a key of `Machine.rates`."""
+    arithmetic: str | None
+    """What the products run in, a key of `Machine.rates`; None where only weights are quantized: as attention does."""
 
 
 PRECISIONS = {
@@ -38,7 +38,8 @@ PRECISIONS = {
     "bf16": Precision(weight_bytes=2, arithmetic="fp16"),  # as fast as fp16 wherever there is one
     "fp8": Precision(weight_bytes=1, arithmetic="fp8"),
     "int8": Precision(weight_bytes=1, arithmetic="int8"),
-    "int4": Precision(weight_bytes=0.5 + 2 / 128, arithmetic="fp16"),  # weights only, one 16-bit scale for 128
+    "int8-weights": Precision(weight_bytes=1, arithmetic=None),
+    "int4": Precision(weight_bytes=0.5 + 2 / 128, arithmetic=None),  # one 16-bit scale for 128
 }
 
 
@@ -87,8 +88,12 @@ class Compiled:
     """Seconds a pass that neither bytes nor operations explain."""
 
     def __post_init__(self) -> None:
-        self.machine.rate(PRECISIONS[self.precision].arithmetic)
+        self.machine.rate(self._products)
         self.machine.rate(self._attention)
+
+    @property
+    def _products(self) -> str:
+        return PRECISIONS[self.precision].arithmetic or self._attention
 
     @property
     def _attention(self) -> str:
@@ -115,7 +120,7 @@ class Compiled:
         products = 2 * (size.linear * rows + size.lm_head * logit_rows)
         scores = 4 * rows * cached * size.attention_heads * kv.head_dim * kv.layers  # q k^T, and p v
         rate = self.machine.rate
-        computing = products / rate(precision.arithmetic) + scores / rate(self._attention)
+        computing = products / rate(self._products) + scores / rate(self._attention)
         return PassTime(moving=moved / self.machine.bandwidth, computing=computing, overhead=self.overhead)
 
 

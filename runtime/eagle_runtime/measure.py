@@ -5,8 +5,10 @@ Also a command, for whoever may not import the runtime, the exporter above all:
     python -m eagle_runtime.measure BUNDLE < request.json
 
 The request is {"prompts": [[token ids], ...], "profiles": ["plain", "8", ...], "kernels": "auto",
-"max_new_tokens": n}; the
-answer on standard output is {profile: {"token_ids": [[...], ...], "stats": {...}}}.
+"max_new_tokens": n}; the answer on standard output is {profile: {"token_ids": [[...], ...], "stats": {...},
+"partings": [...]}}. Where a profile's tokens part from those of "plain", if that is among them, there is a parting
+{"prompt": number, "step": n, "found": token, "expected": plain's token, "gap": how far apart the two logits are, as the
+target gives them there}.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eagle_graphs import EagleError
+from eagle_runtime.compare import first_difference
 from eagle_runtime.huge_pages import restart_with_huge_pages
-from eagle_runtime.session import Session
+from eagle_runtime.session import PLAIN, Session
 from eagle_runtime.stats import Stats
 
 
@@ -51,11 +54,31 @@ def measure(
     return runs
 
 
+def partings(session: Session, prompts: Sequence[Sequence[int]], run: ProfileRun, plain: ProfileRun) -> list[Any]:
+    """Where the tokens of `run` part from those of `plain`, prompt by prompt; see the module."""
+    found = []
+    for number, (prompt, ours, theirs) in enumerate(zip(prompts, run.token_ids, plain.token_ids, strict=True)):
+        difference = first_difference(session, prompt, ours, theirs)
+        if difference is not None:
+            tokens = {"found": difference.eagle, "expected": difference.plain}
+            found.append({"prompt": number, "step": difference.step, **tokens, "gap": difference.gap})
+    return found
+
+
 def _answer(directory: str, request: dict[str, Any]) -> dict[str, Any]:
-    drafted = next((profile for profile in request["profiles"] if profile != "plain"), "plain")
+    prompts, profiles = request["prompts"], request["profiles"]
+    drafted = next((profile for profile in profiles if profile != PLAIN), PLAIN)
     with Session.open(directory, profile=drafted, kernels=request["kernels"]) as session:
-        runs = measure(session, request["prompts"], request["profiles"], max_new_tokens=request["max_new_tokens"])
-    return {profile: {"token_ids": run.token_ids, "stats": run.stats.to_dict()} for profile, run in runs.items()}
+        runs = measure(session, prompts, profiles, max_new_tokens=request["max_new_tokens"])
+        plain = runs.get(PLAIN)
+        return {
+            profile: {
+                "token_ids": run.token_ids,
+                "stats": run.stats.to_dict(),
+                "partings": [] if plain is None else partings(session, prompts, run, plain),
+            }
+            for profile, run in runs.items()
+        }
 
 
 def main() -> None:

@@ -61,8 +61,8 @@ class Session:
             self._template = ChatTemplate(
                 bundle.text(manifest.tokenizer.chat_template), manifest.tokenizer.special_tokens
             )
-        self.engine = select_engine(manifest, kernels)
-        """The compiled graphs in use, and how exact they are."""
+        self.engine, self.fallback = select_engine(manifest, kernels)
+        """The compiled graphs in use, and how exact they are; and why they are not the bundle's first, or None."""
         self._open_graphs(threads)
 
     @classmethod

@@ -137,7 +137,7 @@ def test_a_plan_that_cannot_be_is_refused(change: dict[str, object], tmp_path: P
     data["target"]["layers"][0].update(change)
     path = tmp_path / "scales.json"
     path.write_text(json.dumps(data, default=list))
-    with pytest.raises(EagleError, match="no file of scales"):
+    with pytest.raises(EagleError, match="no calibration of int8"):
         plans_from_file(path)
 
 
@@ -146,7 +146,7 @@ def test_a_file_that_is_no_plan_is_refused(content: str | None, tmp_path: Path) 
     path = tmp_path / "scales.json"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(EagleError, match=r"--scales .*scales.json is no file of scales .* calibration.json"):
+    with pytest.raises(EagleError, match=r"--scales .*scales.json is no calibration of int8 .* calibration.json"):
         plans_from_file(path)
 
 

@@ -98,9 +98,50 @@ def test_sizes_that_cannot_be(tiny_target: Path, tiny_head: Path, out: Path, opt
     assert_refused(export(tiny_target, tiny_head, out, *options), words)
 
 
+def int8(*more: str) -> tuple[str, ...]:
+    return ("--precision", "int8", *more)
+
+
+def fp8(*more: str) -> tuple[str, ...]:
+    return ("--precision", "fp8", *more)
+
+
+STOCK = ("--kernels", "stock")
+NOTHING_MEASURED = ", which measures nothing on prompts: leave them out"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--scales", "x"), "found --precision fp32" + NOTHING_MEASURED),
+        (("--precision", "int4", "--calibration-data", "x"), "found --precision int4" + NOTHING_MEASURED),
+        (("--precision", "int8-weights", "--scales", "x"), "found --precision int8-weights" + NOTHING_MEASURED),
+        (int8(*STOCK, "--scales", "x"), "found --precision int8 --kernels stock" + NOTHING_MEASURED),
+        (int8("--scales", "x", "--calibration-data", "x"), "leave the one or the other out"),
+        (fp8("--scales", "x", "--calibrator", "minmax"), "leave the one or the other out"),
+        (int8("--calibrator", "minmax"), "--calibrator is for --precision fp8; found --precision int8: leave it out"),
+        (fp8("--head-precision", "int8"), "found --precision fp8 --head-precision int8: choose one of them"),
+        (fp8("--allow-inexact"), "is for --precision int8, int8-weights and int4; found --precision fp8: leave it out"),
+        (("--allow-inexact",), "found --precision fp32: leave it out"),
+        (int8(*STOCK), "accept such text with --kernels stock --allow-inexact"),
+    ],
+    ids=str,
+)
+def test_options_of_precisions_that_do_not_belong_together(
+    tiny_target: Path, tiny_head: Path, out: Path, options: tuple[str, ...], words: str
+) -> None:
+    assert_refused(export(tiny_target, tiny_head, out, *options), words)
+
+
 @pytest.mark.parametrize(
     "option",
-    [("--backend", "tensorrt"), ("--precision", "fp4"), ("--capacity", "many"), ("--quantize", "int8")],
+    [
+        ("--backend", "tensorrt"),
+        ("--precision", "fp4"),
+        ("--calibrator", "mean"),
+        ("--capacity", "many"),
+        ("--quantize", "int8"),
+    ],
     ids=" ".join,
 )
 def test_options_that_the_parser_refuses(
@@ -452,7 +493,7 @@ SIZES = ("--capacity", "160", "--prefill-chunk", "16")
         (["--calibration-data", "x.jsonl"], "are of quantization: add --precision int8"),
         (["--precision", "int8", "--kernels", "stock"], "--precision int8 needs the library of native CPU ops"),
         (["--precision", "int8", "--scales", "x.json", "--calibration-data", "y.jsonl"], "leave one out"),
-        (["--precision", "int8", "--scales", "nowhere.json"], "--scales nowhere.json is no file of scales"),
+        (["--precision", "int8", "--scales", "nowhere.json"], "--scales nowhere.json is no calibration of int8"),
         (["--precision", "int8", "--calibration-data", "nowhere.jsonl"], "cannot read the prompts from nowhere.jsonl"),
     ],
 )

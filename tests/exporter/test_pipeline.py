@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -21,6 +22,7 @@ from eagle_graphs.manifest import Exactness, manifest_from_json
 
 EXACT = Exactness(kind="near-tie", logit_gap=1e-4, max_logit_difference=5e-5, rows=1)
 BITWISE = Exactness(kind="bitwise", logit_gap=0.0, max_logit_difference=0.0, rows=1)
+STATISTICAL = Exactness(kind="statistical", logit_gap=1.0, max_logit_difference=0.5, rows=1)
 
 
 def test_the_report_and_the_manifest_tell_what_was_done(tiny_bundle: Path) -> None:
@@ -80,21 +82,26 @@ def test_greedy_text_that_is_not_torch_s_stops_the_export(tiny_target: Path) -> 
     target = load_target(find_checkpoint(str(tiny_target), what="target"))
     prompt = [0, 10, 20, 30]
     tokens, logits = torch_greedy(target, prompt, max_new_tokens=6)
-    right = {"plain": {"token_ids": [[*tokens, 5]]}}
-    assert check_greedy(target, [prompt], right, EXACT, quantized=False, max_new_tokens=6).partings == ()
+    right = {"plain": run_of([*tokens, 5])}
+    assert check_greedy(target, [prompt], right, EXACT, quantized=False, max_new_tokens=6).from_torch == ()
 
     second = int(logits[2].topk(2).indices[1])
-    wrong = {**right, "8": {"token_ids": [[*tokens[:2], second, *tokens[3:]]]}}
+    wrong = {**right, "8": run_of([*tokens[:2], second, *tokens[3:]])}
     with pytest.raises(EagleError, match=rf"profile 8 the bundle says token {second} where torch says {tokens[2]}"):
         check_greedy(target, [prompt], wrong, EXACT, quantized=False, max_new_tokens=6)
 
     gap = float(logits[2].topk(2).values @ torch.tensor([1.0, -1.0]))
     lenient = Exactness(kind="statistical", logit_gap=2 * gap, max_logit_difference=gap, rows=1)
     agreement = check_greedy(target, [prompt], wrong, lenient, quantized=False, max_new_tokens=6)
-    (tie,) = agreement.partings
-    assert (tie.profile, tie.step, tie.found, tie.torch) == ("8", 2, second, tokens[2])
+    (tie,) = agreement.from_torch
+    assert (tie.profile, tie.step, tie.found, tie.expected) == ("8", 2, second, tokens[2])
     assert tie.gap == pytest.approx(gap, rel=1e-4)
     assert (agreement.prompts, agreement.tokens) == (1, 6)
+
+
+def run_of(tokens: list[int], **parting: float) -> dict[str, Any]:
+    """What the runtime says of a profile: its tokens, and where it parted from plain decoding."""
+    return {"token_ids": [tokens], "partings": [{"prompt": 0, **parting}] if parting else []}
 
 
 def test_of_a_quantized_bundle_plain_decoding_is_the_truth(tiny_target: Path) -> None:
@@ -102,13 +109,32 @@ def test_of_a_quantized_bundle_plain_decoding_is_the_truth(tiny_target: Path) ->
     prompt = [0, 10, 20, 30]
     tokens, logits = torch_greedy(target, prompt, max_new_tokens=6)
     other = [*tokens[:2], int(logits[2].topk(9).indices[8]), *tokens[3:]]
-    alike = {name: {"token_ids": [other]} for name in ("plain", "8")}
-    partings = check_greedy(target, [prompt], alike, BITWISE, quantized=True, max_new_tokens=6).partings
-    assert {(parting.profile, parting.step) for parting in partings} == {("plain", 2), ("8", 2)}
+    alike = {"plain": run_of(other), "8": run_of(other)}
+    agreement = check_greedy(target, [prompt], alike, BITWISE, quantized=True, max_new_tokens=6)
+    assert {(parting.profile, parting.step) for parting in agreement.from_torch} == {("plain", 2), ("8", 2)}
+    assert agreement.from_plain == ()
 
-    apart = alike | {"8": {"token_ids": [tokens]}}
-    with pytest.raises(EagleError, match="with profile 8 the bundle's tokens are not plain decoding's"):
-        check_greedy(target, [prompt], apart, BITWISE, quantized=True, max_new_tokens=6)
+
+@pytest.mark.parametrize(
+    ("exactness", "gap", "passes"),
+    [(BITWISE, 0.0, False), (EXACT, 9e-5, True), (EXACT, 2e-4, False), (STATISTICAL, 2.0, True)],
+)
+def test_a_parting_from_plain_decoding_passes_where_the_class_announces_it(
+    tiny_target: Path, exactness: Exactness, gap: float, passes: bool
+) -> None:
+    target = load_target(find_checkpoint(str(tiny_target), what="target"))
+    prompt = [0, 10, 20, 30]
+    tokens, _ = torch_greedy(target, prompt, max_new_tokens=6)
+    apart = run_of([*tokens[:2], 7, *tokens[3:]], step=2, found=7, expected=tokens[2], gap=gap)
+    runs = {"plain": run_of(tokens), "8": apart}
+    if passes:
+        agreement = check_greedy(target, [prompt], runs, exactness, quantized=True, max_new_tokens=6)
+        (parting,) = agreement.from_plain
+        assert (parting.profile, parting.step, parting.gap) == ("8", 2, gap)
+        assert agreement.alike(agreement.from_plain) == 0
+    else:
+        with pytest.raises(EagleError, match="with profile 8 the bundle says token 7 where plain decoding says"):
+            check_greedy(target, [prompt], runs, exactness, quantized=True, max_new_tokens=6)
 
 
 def test_attention_in_torch_is_the_op_s_definition() -> None:

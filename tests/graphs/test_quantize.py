@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -15,27 +14,9 @@ from eagle_graphs.lowering import QuantizedLayer, quantize
 from eagle_graphs.lowering.linear import linears
 from eagle_graphs.native import packing
 from tests.graphs.native import session_options
+from tests.graphs.small_graphs import LINEAR_FORMS, RANDOM, linear_form, model, ops, weights
 
 Arrays = dict[str, np.ndarray]
-OPSETS = '<ir_version: 10, opset_import: ["": 23, "eagle.cpu": 1]>'
-RANDOM = np.random.default_rng(5)
-
-
-def weights(*shape: int) -> np.ndarray:
-    return RANDOM.standard_normal(shape).astype(np.float32)
-
-
-def model(text: str, **initializers: np.ndarray) -> ir.Model:
-    """A model in ONNX's text form, with these initializers."""
-    made = ir.from_proto(onnx.parser.parse_model(f"{OPSETS} {text}"))
-    for name, array in initializers.items():
-        values = {v.name: v for node in made.graph for v in node.inputs if v is not None}
-        tensor = ir.tensor(array, name=name)
-        old = values[name]
-        old.const_value, old.type, old.shape = tensor, ir.TensorType(tensor.dtype), ir.Shape(array.shape)
-        made.graph.register_initializer(old)
-    proto = onnx.shape_inference.infer_shapes(ir.to_proto(made))
-    return ir.from_proto(proto)
 
 
 def run(graph: ir.Model, feeds: Arrays) -> list[np.ndarray]:
@@ -45,10 +26,6 @@ def run(graph: ir.Model, feeds: Arrays) -> list[np.ndarray]:
     session = onnxruntime.InferenceSession(proto, session_options(), providers=["CPUExecutionProvider"])
     results: list[np.ndarray] = session.run(None, feeds)
     return results
-
-
-def ops(graph: ir.Model) -> list[str]:
-    return [node.op_type for node in graph.graph]
 
 
 def prologues(graph: ir.Model) -> list[str]:
@@ -65,33 +42,15 @@ def quantize_all(graph: ir.Model, **how: Any) -> quantize.Tables:
     return quantize.quantize_linears(graph, {linear.name: QuantizedLayer(**how) for linear in linears(graph.graph)})
 
 
-LINEAR_FORMS = {
-    "MatMul": ("agraph (float[B, Q, 96] x) => (float[B, Q, 40] y) {y = MatMul(x, w)}", {"w": (96, 40)}),
-    "MatMul and Add": (
-        "agraph (float[B, Q, 96] x) => (float[B, Q, 40] y) {p = MatMul(x, w) y = Add(b, p)}",
-        {"w": (96, 40), "b": (40,)},
-    ),
-    "Gemm": (
-        "agraph (float[R, 96] x) => (float[R, 40] y) {y = Gemm<transB = 1>(x, w, b)}",
-        {"w": (40, 96), "b": (40,)},
-    ),
-    "Gemm of columns": ("agraph (float[R, 96] x) => (float[R, 40] y) {y = Gemm(x, w)}", {"w": (96, 40)}),
-}
-
-
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("form", LINEAR_FORMS)
 def test_every_form_of_a_linear_layer_becomes_one_node(form: str, ordered: bool) -> None:
-    text, shapes = LINEAR_FORMS[form]
-    arrays = {name: weights(*shape) for name, shape in shapes.items()}
-    graph = model(text, **arrays)
-    x = weights(*((2, 3, 96) if "[B" in text else (5, 96)))
+    graph, matrix, arrays, x = linear_form(form)
     (exact,) = run(graph, {"x": x})
     order = RANDOM.permutation(96).astype(np.int32) if ordered else None
     tables = quantize_all(graph, wide=64, order=order)
     assert ops(graph) == ["QuantLinear"]
     (found,) = run(graph, {"x": x})
-    matrix = np.ascontiguousarray(arrays["w"] if arrays["w"].shape[0] == 40 else arrays["w"].T)
     integers, scale = packing.quantize_rows(matrix)
     packed = packing.pack(integers if order is None else integers[:, order])
     wanted = packing.quant_linear(x, packed, scale, arrays.get("b"), order=order, depth=96, wide=64)

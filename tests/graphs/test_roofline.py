@@ -62,6 +62,17 @@ def test_attention_is_in_16_bits_where_the_machine_has_them() -> None:
     assert compiled(precision="int8", machine=without).row_bytes == 128
 
 
+def test_where_only_weights_are_quantized_products_run_as_attention_does() -> None:
+    half, full = (
+        compiled(precision="int4", machine=Machine(name="box", bandwidth=1e3, memory=None, rates=rates))
+        for rates in ({"fp16": 1e6, "fp32": 1e4}, {"fp32": 1e4})
+    )
+    operations = 2 * 1000 + 4 * 1 * 4 * 8 * 2
+    assert half.time(1, logit_rows=1, context=0).computing == pytest.approx(operations / 1e6)
+    assert full.time(1, logit_rows=1, context=0).computing == pytest.approx(operations / 1e4)
+    assert full.time(1, logit_rows=1, context=0).moving == pytest.approx((1000 * (0.5 + 2 / 128) + 128) / 1e3)
+
+
 def test_weights_in_memory_count_tables_that_are_looked_up() -> None:
     assert compiled(precision="fp16").weight_bytes == 2000 + 50 * 2
     assert compiled(precision="int8").weight_bytes == 1000 + 50 * 2
@@ -159,4 +170,4 @@ def test_every_machine_of_the_table_runs_16_bits_and_computes_faster_than_it_rea
     for machine in MACHINES.values():
         assert machine.rates["fp32"] < machine.rates["fp16"] <= machine.rates["int8"]
         assert machine.rates["fp16"] / machine.bandwidth > 70, "a bandwidth or rate of another unit"
-        assert {PRECISIONS[name].arithmetic for name in ("fp16", "bf16", "int8", "int4")} <= machine.rates.keys()
+        assert {PRECISIONS[name].arithmetic for name in ("fp16", "bf16", "int8")} <= machine.rates.keys()

@@ -1,12 +1,19 @@
-"""The linear layers of a graph: products of rows with a constant matrix, however the exporter wrote them."""
+"""The linear layers of a graph, products of rows with a constant matrix however the exporter wrote them; its tables."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
+
+from eagle_graphs.lowering.rewrite import Rewriter
+
+_TOKEN_IDS = ("input_ids", "token_ids")
+"""Inputs of the graphs that hold token ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +52,38 @@ def linears(graph: ir.Graph) -> list[Linear]:
     """All linear layers with float32 weights, in the order of the graph."""
     found = (_linear(node) for node in graph if node.domain == "" and node.op_type in ("MatMul", "Gemm"))
     return [linear for linear in found if linear is not None]
+
+
+def replace_linear(
+    rewriter: Rewriter,
+    linear: Linear,
+    op_type: str,
+    inputs: Sequence[ir.Value | None],
+    attributes: dict[str, Any],
+    *,
+    domain: str,
+) -> None:
+    """Puts one node in the place of a layer's; it takes over the layer's name."""
+    (out,) = rewriter.insert(linear.nodes[-1], op_type, inputs, attributes, domain=domain, name=linear.nodes[0].name)
+    rewriter.replace(linear.y, out)
+    remove_linear(rewriter, linear)
+
+
+def remove_linear(rewriter: Rewriter, linear: Linear) -> None:
+    """Removes a layer's nodes, whose result nothing reads any more."""
+    for node in reversed(linear.nodes):
+        rewriter.graph.remove(node, safe=True)
+
+
+def lookups(graph: ir.Graph) -> list[ir.Node]:
+    """The nodes that take rows of a float32 table by the graph's token ids."""
+    return [node for node in graph if (node.domain, node.op_type) == ("", "Gather") and _is_lookup(node)]
+
+
+def _is_lookup(node: ir.Node) -> bool:
+    table, ids = node.inputs
+    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+    return axis == 0 and is_constant(table, rank=2) and ids is not None and ids.name in _TOKEN_IDS
 
 
 def constant(value: ir.Value) -> npt.NDArray[np.float32]:

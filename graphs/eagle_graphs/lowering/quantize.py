@@ -26,14 +26,12 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from eagle_graphs import native_ops
-from eagle_graphs.lowering.linear import Linear, constant, is_constant, linears
+from eagle_graphs.lowering.linear import Linear, constant, is_constant, linears, lookups, replace_linear
 from eagle_graphs.lowering.rewrite import Rewriter, producer
 from eagle_graphs.native.packing import pack, quantize_rows
 
 Order = npt.NDArray[np.int32]
 
-_TOKEN_IDS = ("input_ids", "token_ids")
-"""Inputs of the graphs that hold token ids."""
 _BIAS, _RESIDUAL, _NORM, _ORDER = 3, 4, 5, 6
 """Inputs of QuantLinear that may be missing."""
 
@@ -76,17 +74,14 @@ def _quantize(rewriter: Rewriter, linear: Linear, matrix: npt.NDArray[np.float32
     if how.order is not None:
         integers, order = integers[:, how.order], rewriter.constant(how.order)
     outputs, inputs = integers.shape
-    (out,) = rewriter.insert(
-        linear.nodes[-1],
+    replace_linear(
+        rewriter,
+        linear,
         native_ops.QUANT_LINEAR,
         [linear.x, rewriter.constant(integers), rewriter.constant(scale), linear.bias, None, None, order],
         {"N": outputs, "K": inputs, "prologue": "none", "wide": how.wide},
         domain=native_ops.DOMAIN,
-        name=linear.nodes[0].name,
     )
-    rewriter.replace(linear.y, out)
-    for node in reversed(linear.nodes):
-        rewriter.graph.remove(node, safe=True)
 
 
 def quantize_embeddings(model: ir.Model, tables: Mapping[str, Order]) -> None:
@@ -95,11 +90,8 @@ def quantize_embeddings(model: ir.Model, tables: Mapping[str, Order]) -> None:
     tables: orders of matrices that were quantized, in this graph or in one beside it, with which a table may be shared.
     """
     rewriter = Rewriter(model.graph)
-    for node in [n for n in model.graph if (n.domain, n.op_type) == ("", "Gather")]:
+    for node in lookups(model.graph):
         table, ids = node.inputs
-        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
-        if axis != 0 or not is_constant(table, rank=2) or ids is None or ids.name not in _TOKEN_IDS:
-            continue
         assert table is not None
         matrix = constant(table)
         integers, scale = quantize_rows(matrix)

@@ -21,7 +21,7 @@ class Rewriter:
 
     def constant(self, array: npt.NDArray[Any]) -> ir.Value:
         """An initializer that holds `array`; equal arrays share one."""
-        key = (str(array.dtype), array.shape, hashlib.sha256(np.ascontiguousarray(array).data).digest())
+        key = (str(array.dtype), array.shape, hashlib.sha256(np.ascontiguousarray(array).view(np.uint8).data).digest())
         if key not in self._constants:
             tensor = ir.tensor(array, name=self._unused_name())
             value = ir.Value(

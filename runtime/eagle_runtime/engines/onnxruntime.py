@@ -13,33 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_graphs import EagleError, GraphPorts, Port
-from eagle_graphs.native import library_path
+from eagle_graphs.native import import_onnxruntime, library_path
+from eagle_graphs.session_config import SESSION_CONFIG
 from eagle_runtime.engines.base import Array
 from eagle_runtime.kv_pool import KVPool
 
 _KEPT_CALLS = 64
-
-
-def import_onnxruntime() -> Any:
-    """The onnxruntime module. Raises EagleError where it is not installed."""
-    try:
-        import onnxruntime
-    except ImportError:
-        raise EagleError("ONNX Runtime is not installed: pip install 'eagle-aot[cpu]'") from None
-    return onnxruntime
-
-
-def native_problem() -> str | None:
-    """Why the library of native ops cannot be used here; None where it can."""
-    path = library_path()
-    if path is None:
-        return "it was not built: install eagle-aot where there is a C++ compiler, or from a wheel"
-    onnxruntime = import_onnxruntime()
-    try:
-        onnxruntime.SessionOptions().register_custom_ops_library(str(path))
-    except Exception as error:  # ONNX Runtime's exceptions share no other base
-        return str(error)
-    return None
 
 
 class OnnxRuntimeGraph:
@@ -53,6 +32,8 @@ class OnnxRuntimeGraph:
         # Target and head run in turn, each with threads of its own. Left spinning after a run, the one's would
         # take the other's cores: measured on 2 cores, a verification of 8 rows then takes 47 ms, not 26.
         options.add_session_config_entry("session.force_spinning_stop", "1")
+        for name, value in SESSION_CONFIG.items():
+            options.add_session_config_entry(name, value)
         if native:
             options.register_custom_ops_library(str(library_path()))
         try:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from eagle_graphs import EagleError, Manifest, draft_ports, target_ports
 from eagle_graphs.manifest import Engine
+from eagle_graphs.native import library_problem
 from eagle_runtime.bundle import Bundle
-from eagle_runtime.engines.onnxruntime import OnnxRuntimeGraph, native_problem
+from eagle_runtime.engines.onnxruntime import OnnxRuntimeGraph
 from eagle_runtime.kv_pool import KVPool
 
 
@@ -19,19 +20,23 @@ class OpenGraph:
     pool: KVPool
 
 
-def select_engine(manifest: Manifest, kernels: str = "auto") -> Engine:
-    """The first engine for these kernels that this machine can run. Raises EagleError where there is none."""
-    problem = None
+def select_engine(manifest: Manifest, kernels: str = "auto") -> tuple[Engine, str | None]:
+    """The first engine for these kernels that this machine can run, and why it is not the bundle's first, if it is not.
+
+    Raises EagleError where there is none.
+    """
+    problem = fallback = None
     engines = [engine for engine in manifest.engines if kernels in ("auto", engine.kernels)]
     if not engines:
         held = ", ".join(dict.fromkeys(engine.kernels for engine in manifest.engines))
         raise EagleError(f"kernels is {kernels!r}; the bundle has graphs for {held}")
     for engine in engines:
         if engine.kernels == "stock":
-            return engine
-        problem = native_problem()
+            return engine, fallback
+        problem = library_problem()
         if problem is None:
-            return engine
+            return engine, None
+        fallback = f"on ONNX Runtime's own ops, since the library of native CPU ops cannot be used here: {problem}"
     raise EagleError(
         f"the bundle needs the library of native CPU ops, which cannot be used here: {problem}; "
         "or export the bundle for ONNX Runtime's own ops with --kernels stock"

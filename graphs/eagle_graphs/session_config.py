@@ -1,0 +1,8 @@
+"""Settings of ONNX Runtime's sessions, the same where a bundle is measured and where it runs."""
+
+SESSION_CONFIG = {
+    # Weights of 8-bit floats become float32 when a graph is loaded; in every pass it would cost 20 times the product.
+    "session.disable_quant_qdq": "1",
+    # Products of unsigned by signed bytes must not saturate on processors before VNNI.
+    "session.x64quantprecision": "1",
+}
