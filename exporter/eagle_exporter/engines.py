@@ -53,8 +53,11 @@ def write_engines(
             Engine(
                 backend="onnxruntime",
                 device="cpu",
+                architectures=(),
                 kernels=kind,
                 precision=precision,
+                cache_dtype="float32",
+                weights_stripped=False,
                 slots=1,
                 target=paths["target"],
                 draft=paths["draft"],

@@ -18,7 +18,7 @@ from eagle_graphs.native_ops import KEY_BLOCK
 from eagle_graphs.ports import DTYPES, KVGeometry
 from eagle_graphs.profiles import Profile
 
-SCHEMA = 2
+SCHEMA = 3
 FILE_NAME = "manifest.json"
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class HeadInfo:
 class Exactness:
     """How far a tree's logits may differ from plain decoding's, measured at export."""
 
-    kind: Literal["bitwise", "near-tie", "statistical"]
+    kind: Literal["bitwise", "near-tie", "statistical", "unmeasured"]
     logit_gap: float
     """Greedy choices can differ only where the two best logits are closer than this."""
     max_logit_difference: float
@@ -92,6 +92,8 @@ class Exactness:
 
     def sentence(self) -> str:
         """For the user."""
+        if self.kind == "unmeasured":
+            return "exactness: unmeasured (the engine was built where it was not run)"
         if self.kind == "bitwise":
             what = f"the logits of a path are plain decoding's, bit for bit, over {self.rows} rows"
         else:
@@ -106,21 +108,40 @@ class Exactness:
 class Engine:
     """Compiled graphs for one backend. Graph files name their weights relative to themselves."""
 
-    backend: Literal["onnxruntime"]
-    device: str
-    kernels: Literal["stock", "native"]
-    """Whose attention and quantized products: the backend's own, or the library `eagle_graphs.native`."""
+    backend: Literal["onnxruntime", "tensorrt-rtx", "tensorrt"]
+    device: Literal["cpu", "cuda"]
+    architectures: tuple[str, ...]
+    """GPUs that it runs on, as sm89; none for a CPU."""
+    kernels: Literal["stock", "native", "plugin"]
+    """Whose attention and quantized products: the backend's own, the library `eagle_graphs.native`, or the kernel of
+    `eagle_graphs.plugin`."""
     precision: str
+    cache_dtype: str
+    """Element type of its caches. All other ports are as `eagle_graphs.ports` has them."""
+    weights_stripped: bool
+    """Whether its weights are those of the portable graphs of the same precision, to be put in when it is loaded."""
     slots: int
     """Sequences that one call takes (B)."""
     target: str
+    """With frozen shapes: optimization profile i is the i-th of `eagle_graphs.passes.target_passes`."""
     draft: str
+    """The same, of `draft_passes`."""
     exactness: Exactness
 
     @property
     def key_block(self) -> int:
         """Rows of a block of the key caches; 1 where keys are kept row by row."""
         return KEY_BLOCK if self.kernels == "native" else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortableGraphs:
+    """Graphs in standard ONNX, from which eagle-build makes engines where they are to run."""
+
+    precision: str
+    cache_dtype: str
+    target: str
+    draft: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +185,7 @@ class Manifest:
     limits: Limits
     engines: tuple[Engine, ...] = field(default=())
     """Best first: the runtime takes the first one that the machine can run."""
+    portable: tuple[PortableGraphs, ...] = field(default=())
 
     def __post_init__(self) -> None:
         self._check_sizes()
@@ -171,7 +193,7 @@ class Manifest:
             check_path(path)
         named = [
             self.tokenizer.tokenizer,
-            *(graph for engine in self.engines for graph in (engine.target, engine.draft)),
+            *(graph for made in (*self.engines, *self.portable) for graph in (made.target, made.draft)),
         ]
         if self.tokenizer.chat_template is not None:
             named.append(self.tokenizer.chat_template)
@@ -186,12 +208,13 @@ class Manifest:
         parts: dict[str, Any] = {"target": self.target, "head": self.head, "limits": self.limits}
         parts |= {"target.kv": self.target.kv, "head.kv": self.head.kv}
         parts |= {f"engines[{i}]": engine for i, engine in enumerate(self.engines)}
+        parts |= {f"portable[{i}]": graphs for i, graphs in enumerate(self.portable)}
         for where, part in parts.items():
             for name, value in ((item.name, getattr(part, item.name)) for item in fields(part)):
                 if type(value) is int and value < 1 and name != "position_offset":
                     raise EagleError(f"manifest.{where}.{name} is {value}; expected 1 or more: export the bundle again")
-                if name == "dtype" and value not in DTYPES:
-                    raise EagleError(f"manifest.{where}.dtype is {value!r}; expected one of {', '.join(DTYPES)}")
+                if name in ("dtype", "cache_dtype") and value not in DTYPES:
+                    raise EagleError(f"manifest.{where}.{name} is {value!r}; expected one of {', '.join(DTYPES)}")
         for index, engine in enumerate(self.engines):
             if self.limits.buffer_rows % engine.key_block:
                 raise EagleError(

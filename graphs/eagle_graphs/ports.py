@@ -17,9 +17,10 @@ Where a graph keeps its keys in blocks (`key_block` b > 1), a key cache is [B, H
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-DTYPES = ("bool", "int64", "float32")
+DTYPES = ("bool", "int64", "float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +29,13 @@ class Port:
 
     name: str
     dtype: str
-    """An element type, by numpy's name."""
+    """An element type, by numpy's name; numpy itself has no bfloat16."""
     axes: tuple[str | int, ...]
     """Size of each axis: a number where it is fixed, a letter of the table above where not."""
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Its shape where the axes have these sizes."""
+        return tuple(axis if isinstance(axis, int) else sizes[axis] for axis in self.axes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,8 +35,11 @@ def engine(kernels: Literal["native", "stock"]) -> Engine:
     return Engine(
         backend="onnxruntime",
         device="cpu",
+        architectures=(),
         kernels=kernels,
         precision="fp32",
+        cache_dtype="float32",
+        weights_stripped=False,
         slots=1,
         target=FILES[0],
         draft=FILES[1],

@@ -26,9 +26,13 @@ def select_engine(manifest: Manifest, kernels: str = "auto") -> tuple[Engine, st
     Raises EagleError where there is none.
     """
     problem = fallback = None
-    engines = [engine for engine in manifest.engines if kernels in ("auto", engine.kernels)]
+    runnable = [engine for engine in manifest.engines if engine.backend == "onnxruntime"]
+    if not runnable:
+        held = ", ".join(dict.fromkeys(engine.backend for engine in manifest.engines))
+        raise EagleError(f"the bundle has engines of {held} alone, which this version cannot run: export it for one more")
+    engines = [engine for engine in runnable if kernels in ("auto", engine.kernels)]
     if not engines:
-        held = ", ".join(dict.fromkeys(engine.kernels for engine in manifest.engines))
+        held = ", ".join(dict.fromkeys(engine.kernels for engine in runnable))
         raise EagleError(f"kernels is {kernels!r}; the bundle has graphs for {held}")
     for engine in engines:
         if engine.kernels == "stock":
