@@ -21,7 +21,15 @@ from eagle_runtime.answer import Generation, StreamOptions
 from eagle_runtime.bundle import Bundle, open_bundle
 from eagle_runtime.chat import ChatTemplate, check_messages
 from eagle_runtime.draft import Drafter
-from eagle_runtime.engines.select import open_draft, open_target, select_engine
+from eagle_runtime.engines.cuda import CudaMemory
+from eagle_runtime.engines.memory import DeviceMemory
+from eagle_runtime.engines.select import (
+    installed_backends,
+    open_draft,
+    open_target,
+    select_cuda_engine,
+    select_engine,
+)
 from eagle_runtime.generate import Progress, Request, Round, SlotState, generate
 from eagle_runtime.processors import Processor
 from eagle_runtime.sampler import Sampler
@@ -43,7 +51,9 @@ class SessionBusyError(EagleError):
 class Session:
     """Answers with EAGLE from one bundle. Use `open`; close it, or use it as a context manager."""
 
-    def __init__(self, bundle: Bundle, *, profile: str, threads: int | None, kernels: str) -> None:
+    def __init__(
+        self, bundle: Bundle, *, profile: str, threads: int | None, kernels: str, memory: DeviceMemory | None
+    ) -> None:
         manifest = bundle.manifest
         self.bundle = bundle
         self.stats = Stats()
@@ -61,7 +71,13 @@ class Session:
             self._template = ChatTemplate(
                 bundle.text(manifest.tokenizer.chat_template), manifest.tokenizer.special_tokens
             )
-        self.engine, self.fallback = select_engine(manifest, kernels)
+        self._memory = memory
+        if memory is None:
+            self.engine, self.fallback = select_engine(manifest, kernels)
+        else:
+            self.engine, self.fallback = select_cuda_engine(
+                manifest, architecture=memory.architecture, installed=installed_backends()
+            )
         """The compiled graphs in use, and how exact they are; and why they are not the bundle's first, or None."""
         self._open_graphs(threads)
 
@@ -73,6 +89,7 @@ class Session:
         profile: str = AUTO,
         threads: int | None = None,
         kernels: str = AUTO,
+        device: str = "cpu",
         verify: bool = False,
     ) -> Self:
         """Opens a bundle.
@@ -82,6 +99,7 @@ class Session:
             profile: nodes of the tree to verify, as text; "auto" for the bundle's default; "plain" for none.
             threads: of ONNX Runtime; None for one a core.
             kernels: "native" or "stock", where the bundle holds graphs for both; "auto" for the best that runs here.
+            device: "cpu", or "cuda" for the first GPU and the bundle's engines or portable graphs for it.
             verify: hash every file of the bundle even if this machine has done so before.
 
         Raises:
@@ -89,7 +107,11 @@ class Session:
         """
         if threads is not None and threads < 1:
             raise EagleError(f"threads is {threads}; expected 1 or more, or none to use every core")
-        return cls(open_bundle(directory, verify=verify), profile=profile, threads=threads, kernels=kernels)
+        if device not in ("cpu", "cuda"):
+            raise EagleError(f"device is {device!r}; expected 'cpu' or 'cuda'")
+        bundle = open_bundle(directory, verify=verify)
+        memory = CudaMemory() if device == "cuda" else None
+        return cls(bundle, profile=profile, threads=threads, kernels=kernels, memory=memory)
 
     def generate(self, prompt: str | None = None, **options: Unpack[StreamOptions]) -> Generation:
         """The whole answer at once; takes what `stream` takes."""
@@ -240,6 +262,9 @@ class Session:
         for graph in self._graphs:
             graph.close()
         self._graphs.clear()
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
 
     def __enter__(self) -> Self:
         return self
@@ -329,11 +354,11 @@ class Session:
 
     def _open_graphs(self, threads: int | None) -> None:
         manifest = self.bundle.manifest
-        target = open_target(self.bundle, self.engine, threads=threads)
+        target = open_target(self.bundle, self.engine, threads=threads, memory=self._memory)
         self._graphs = [target.graph]
         drafter = None
         if self._profile is not None:
-            draft = open_draft(self.bundle, self.engine, threads=threads)
+            draft = open_draft(self.bundle, self.engine, threads=threads, memory=self._memory)
             self._graphs.append(draft.graph)
             chunk = manifest.limits.prefill_chunk
             drafter = Drafter(draft.graph, draft.pool.acquire(), manifest.head, chunk=chunk)
