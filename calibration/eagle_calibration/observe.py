@@ -18,13 +18,15 @@ class ObservedRows:
     def __init__(self) -> None:
         self._rows: dict[str, torch.Tensor] = {}
         self._stride: dict[str, int] = {}
-        self._largest: dict[str, float] = {}
+        self._largest: dict[str, torch.Tensor] = {}
 
     def add(self, name: str, x: torch.Tensor) -> None:
         """Takes the rows of one call, [..., K]; those with NaN or infinity are left out."""
         rows = x.detach().flatten(0, -2)
         rows = rows[torch.isfinite(rows).all(dim=1)].float()
-        self._largest[name] = max(self.largest(name), float(rows.abs().max()) if len(rows) else 0.0)
+        if len(rows):
+            largest = rows.abs().amax(dim=0)
+            self._largest[name] = torch.maximum(self._largest.get(name, largest), largest)
         stride = self._stride.setdefault(name, 1)
         kept = torch.cat([self._rows.get(name, rows[:0]), rows[::stride]])
         while len(kept) > 2 * KEPT_ROWS:
@@ -38,7 +40,12 @@ class ObservedRows:
 
     def largest(self, name: str) -> float:
         """The largest magnitude of all that went through; 0 for a layer that never ran."""
-        return self._largest.get(name, 0.0)
+        largest = self.largest_inputs(name)
+        return 0.0 if largest is None else float(largest.max())
+
+    def largest_inputs(self, name: str) -> torch.Tensor | None:
+        """[K] the largest magnitude of each input in all rows; None for a layer that never ran."""
+        return self._largest.get(name)
 
 
 @contextmanager

@@ -14,14 +14,15 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from eagle_calibration.observe import ObservedRows, observing
-from eagle_calibration.plan import Plan, plan_layers, plans_from_file
-from eagle_calibration.scales import Scales, find_scales, scales_from_file
+from eagle_calibration.plan import LayerPlan, Plan, plan_layers, plans_from_file
+from eagle_calibration.scales import LayerScale, Scales, find_scales, scales_from_file
+from eagle_calibration.smoothing import SmoothedLayer
 from eagle_exporter.heads import HeadSpec
 from eagle_exporter.precision import Quantization
 from eagle_exporter.probe import Answer, draft_chains
 from eagle_exporter.target import as_transformers_runs_it
 from eagle_graphs import EagleError
-from eagle_graphs.lowering.linear import linears
+from eagle_graphs.lowering.linear import Linear, linears
 
 Calibration = Mapping[str, Plan | Scales]
 """By graph: how its layers have 8-bit integers, or 8-bit floats."""
@@ -43,9 +44,23 @@ def calibrate(
     if how.scales is not None:
         return _read(how, how.scales, {name: graphs[name] for name in how.calibrated})
     layers = {name: linears(graph.graph) for name, graph in graphs.items()}
+    observed = observe(layers, modules, spec, answers)
+    if "fp8" in how.precisions.values():
+        calibrator = how.calibrator or "minmax"
+        return {name: find_scales(layers[name], observed[name], calibrator) for name in how.calibrated}
+    return {name: plan_layers(layers[name], observed[name]) for name in how.calibrated}
+
+
+def observe(
+    layers: Mapping[str, Sequence[Linear]],
+    modules: Mapping[str, nn.Module],
+    spec: HeadSpec,
+    answers: Iterable[Answer],
+) -> dict[str, ObservedRows]:
+    """The rows that enter the linear layers of "target" and "draft" while the answers run through both."""
     names = {name: [layer.name for layer in found] for name, found in layers.items()}
     target = cast(PreTrainedModel, modules["target"].get_submodule("model"))
-    observed = {name: ObservedRows() for name in graphs}
+    observed = {name: ObservedRows() for name in layers}
     for answer in answers:  # which may only now be made, by runs that are not to be observed
         with (
             as_transformers_runs_it(target),
@@ -55,10 +70,7 @@ def calibrate(
         ):
             target(answer.tokens[None], use_cache=False)
             draft_chains(modules["draft"], spec, answer)
-    if "fp8" in how.precisions.values():
-        calibrator = how.calibrator or "minmax"
-        return {name: find_scales(layers[name], observed[name], calibrator) for name in how.calibrated}
-    return {name: plan_layers(layers[name], observed[name]) for name in how.calibrated}
+    return observed
 
 
 def _read(how: Quantization, path: Path, graphs: Mapping[str, ir.Model]) -> Calibration:
@@ -66,16 +78,23 @@ def _read(how: Quantization, path: Path, graphs: Mapping[str, ir.Model]) -> Cali
     read = scales_from_file if "fp8" in how.precisions.values() else plans_from_file
     calibration: Calibration = read(path)
     for name, graph in graphs.items():
-        expected = [(layer.name, *layer.matrix_shape) for layer in linears(graph.graph)]
         layers = calibration[name].layers if name in calibration else ()
-        found = [(layer.name, layer.outputs, layer.inputs) for layer in layers]
-        if found != expected:
-            other = next((pair for pair in zip_longest(found, expected) if pair[0] != pair[1]), None)
-            raise EagleError(
-                f"--scales {path} is of another model: its {name} has {other and other[0]} where this one has "
-                f"{other and other[1]} (layer, outputs, inputs): leave --scales out to calibrate anew"
-            )
+        check_layers(path, name, linears(graph.graph), layers)
     return {name: calibration[name] for name in graphs}
+
+
+def check_layers(
+    path: Path, graph: str, layers: Sequence[Linear], found: Sequence[LayerPlan | LayerScale | SmoothedLayer]
+) -> None:
+    """Raises EagleError where what `path` holds for a graph is not of the graph's own layers."""
+    expected = [(layer.name, *layer.matrix_shape) for layer in layers]
+    held = [(layer.name, layer.outputs, layer.inputs) for layer in found]
+    if held != expected:
+        other = next((pair for pair in zip_longest(held, expected) if pair[0] != pair[1]), None)
+        raise EagleError(
+            f"--scales {path} is of another model: its {graph} has {other and other[0]} where this one has "
+            f"{other and other[1]} (layer, outputs, inputs): leave --scales out to calibrate anew"
+        )
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:

@@ -8,14 +8,16 @@ import signal
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from eagle_exporter.precision import Quantization
+from eagle_exporter.gpu_options import GpuOptions, gpu_precision
+from eagle_exporter.precision import Quantization, cpu_precision
 from eagle_graphs import EagleError, Profile, paths_from_json, profiles_from_text, static_profile
 from eagle_graphs.machines import MACHINES, Machine
+from eagle_graphs.tensorrt.build import build_options
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -29,6 +31,8 @@ class Backend(str, Enum):  # noqa: UP042 - typer shows the values
     """Backends that engines are made for."""
 
     ONNXRUNTIME = "onnxruntime"
+    TENSORRT_RTX = "tensorrt-rtx"
+    TENSORRT = "tensorrt"
 
 
 class Precision(str, Enum):  # noqa: UP042
@@ -41,6 +45,13 @@ class Precision(str, Enum):  # noqa: UP042
     FP8 = "fp8"
     FP16 = "fp16"
     BF16 = "bf16"
+
+
+class Attention(str, Enum):  # noqa: UP042
+    """Whose attention an engine has."""
+
+    NATIVE = "native"
+    PLUGIN = "plugin"
 
 
 class Kernels(str, Enum):  # noqa: UP042
@@ -76,7 +87,9 @@ def export(
     tree: Annotated[str, typer.Option(help="dynamic, static (EAGLE-1's 25 nodes), or a JSON file of paths.")] = DYNAMIC,
     out: Annotated[Path | None, typer.Option(help="Bundle to write.", show_default="MODEL-eagle")] = None,
     backend: Annotated[Backend, typer.Option(help="What will run the graphs.")] = Backend.ONNXRUNTIME,
-    precision: Annotated[Precision, typer.Option(help="Of weights and arithmetic.")] = Precision.FP32,
+    precision: Annotated[
+        Precision | None, typer.Option(help="Of weights and arithmetic.", show_default="fp32; fp16 for TensorRT")
+    ] = None,
     head_precision: Annotated[Precision | None, typer.Option(help="The head's.", show_default="as --precision")] = None,
     calibration_data: Annotated[Path | None, typer.Option(help="Prompts (JSON Lines) to calibrate on.")] = None,
     calibrator: Annotated[Calibrator | None, typer.Option(help="Of fp8's scales.", show_default="minmax")] = None,
@@ -84,6 +97,18 @@ def export(
         Path | None, typer.Option(help="calibration.json of an earlier export: take all that its calibration found.")
     ] = None,
     kernels: Annotated[Kernels, typer.Option(help="native: the package's own; stock: ONNX Runtime's.")] = Kernels.AUTO,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="GPUs to build for, as sm89,sm120; TensorRT-RTX alone.", show_default="all that it has"),
+    ] = None,
+    strip_weights: Annotated[
+        bool, typer.Option("--strip-weights", help="Engines without weights; --portable.")
+    ] = False,
+    builder_level: Annotated[
+        int | None, typer.Option(help="0 builds fast, 5 runs fast.", show_default="the library's")
+    ] = None,
+    attention: Annotated[Attention | None, typer.Option(help="Of engines.", show_default="native")] = None,
+    portable: Annotated[bool, typer.Option("--portable", help="Keep the graphs that eagle-build needs.")] = False,
     capacity: Annotated[int | None, typer.Option(help="Tokens of context.", show_default="2048")] = None,
     prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens a pass.", show_default="256")] = None,
     taps: Annotated[str | None, typer.Option(help="Hidden states that the head reads, as 2,15,27.")] = None,
@@ -116,15 +141,68 @@ def export(
     if model is None and not inspect:
         raise typer.BadParameter("it is missing; only --inspect goes without it", command, param_hint="--model")
     chosen = _profiles(profiles, tree)
-    quantization = Quantization(
-        precision=precision.value,
-        head_precision=(precision if head_precision is None else head_precision).value,
-        kernels=kernels.value,
-        allow_inexact=allow_inexact,
-        calibrator=None if calibrator is None else calibrator.value,
-        calibration_data=calibration_data,
-        scales=scales,
-    )
+    if plan and model is not None:
+        precision = Precision.FP16 if precision is None else precision
+        asked = _import_plan().PlanOptions(
+            model=model,
+            draft=draft,
+            machine=_machine(machine, bandwidth, flops, memory).reaching(efficiency),
+            precision=precision.value,
+            head_precision=(precision if head_precision is None else head_precision).value,
+            profiles=chosen,
+            context=context,
+            accepted_lengths=_decimals("--accepted-length", accepted_length),
+            acceptance=_decimals("--acceptance", acceptance),
+            overhead=overhead_us * 1e-6,
+        )
+        planned = _import_plan().plan(asked)
+        if as_json:
+            print(json.dumps(planned.to_dict()))
+        else:
+            planned.print(Console())
+        return
+    if precision is None:
+        precision = Precision.FP32 if backend is Backend.ONNXRUNTIME else Precision.FP16
+    head_precision = precision if head_precision is None else head_precision
+    chosen_calibrator: Any = None if calibrator is None else calibrator.value
+    quantization, build = Quantization(), None
+    if backend is Backend.ONNXRUNTIME:
+        if strip_weights or any(option is not None for option in (gpu, builder_level, attention)):
+            raise EagleError(
+                "--gpu, --strip-weights, --builder-level and --attention are for --backend tensorrt-rtx and tensorrt: "
+                "leave them out"
+            )
+        quantization = Quantization(
+            precision=cpu_precision(precision.value),
+            head_precision=cpu_precision(head_precision.value),
+            kernels=kernels.value,
+            allow_inexact=allow_inexact,
+            calibrator=chosen_calibrator,
+            calibration_data=calibration_data,
+            scales=scales,
+        )
+    else:
+        if kernels is not Kernels.AUTO or allow_inexact:
+            raise EagleError("--kernels and --allow-inexact are for --backend onnxruntime: leave them out")
+        build = build_options(
+            backend.value,
+            precision=gpu_precision(precision.value, backend.value),
+            gpu=gpu,
+            strip_weights=strip_weights,
+            level=builder_level,
+            attention="native" if attention is None else attention.value,
+        )
+    made_for_gpus = None
+    if build is not None or portable:
+        made_for_gpus = GpuOptions(
+            precision=gpu_precision(precision.value, backend.value),
+            head_precision=gpu_precision(head_precision.value, backend.value),
+            build=build,
+            keep_portable=portable,
+            calibrator=chosen_calibrator,
+            calibration_data=calibration_data,
+            scales=scales,
+        )
     console = Console(stderr=True)
     _quiet_libraries()
     try:
@@ -132,8 +210,6 @@ def export(
         from eagle_exporter.inspection import inspect_head
         from eagle_exporter.pipeline import ExportOptions
         from eagle_exporter.pipeline import export as run_export
-        from eagle_exporter.plan import PlanOptions
-        from eagle_exporter.plan import plan as make_plan
         from eagle_exporter.report import Steps
     except ImportError as error:
         raise EagleError(
@@ -153,30 +229,6 @@ def export(
             inspection.print(Console())
         sys.exit(1 if inspection.problems else 0)
     assert model is not None
-    if plan:
-        planned = make_plan(
-            PlanOptions(
-                model=model,
-                draft=draft,
-                machine=_machine(machine, bandwidth, flops, memory).reaching(efficiency),
-                precision=precision.value,
-                head_precision=quantization.head_precision,
-                profiles=chosen,
-                context=context,
-                accepted_lengths=_decimals("--accepted-length", accepted_length),
-                acceptance=_decimals("--acceptance", acceptance),
-                overhead=overhead_us * 1e-6,
-            )
-        )
-        if as_json:
-            print(json.dumps(planned.to_dict()))
-        else:
-            planned.print(Console())
-        return
-    if {precision, head_precision} & {Precision.FP16, Precision.BF16}:
-        raise EagleError(
-            "ONNX Runtime on the CPU does not compute in fp16 or bf16, which are for --plan: choose another"
-        )
     directory = out if out is not None else Path(f"{Path(model).absolute().name.removesuffix('.gguf')}-eagle")
     options = ExportOptions(
         model=model,
@@ -187,11 +239,14 @@ def export(
         prefill_chunk=prefill_chunk,
         overrides=overrides,
         accept_probe=accept_probe,
+        cpu=backend is Backend.ONNXRUNTIME,
         quantization=quantization,
+        gpu=made_for_gpus,
     )
     report = run_export(options, Steps(console))
     report.print(console)
-    console.print(f"wrote {directory}/ : try  eagle-run {directory} --prompt 'Hello'", highlight=False, markup=False)
+    hint = f"try  eagle-run {directory} --prompt 'Hello'" if options.cpu else "its engines run on GPUs"
+    console.print(f"wrote {directory}/ : {hint}", highlight=False, markup=False)
     if as_json:
         print(json.dumps(report.to_dict()))
 
@@ -211,6 +266,18 @@ def _profiles(sizes: str | None, tree: str) -> tuple[Profile, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise EagleError(f"--tree is {tree!r}: not 'dynamic', not 'static', and no file of paths ({error})") from None
     return (static_profile(paths_from_json(text, tree)),)
+
+
+def _import_plan() -> Any:
+    """The module, which needs transformers."""
+    _quiet_libraries()
+    try:
+        from eagle_exporter import plan
+    except ImportError as error:
+        raise EagleError(
+            f"--plan needs {error.name}, which is not installed: pip install 'eagle-aot[export]'"
+        ) from None
+    return plan
 
 
 def _machine(name: str | None, bandwidth: float | None, flops: str | None, memory: float | None) -> Machine:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ class GraphUnderTest:
     def run_torch(self, feeds: Feeds) -> Feeds:
         """The module's outputs by name."""
         with torch.no_grad():
-            outputs = self.module(*(torch.from_numpy(_by_rows(feeds[port.name])) for port in self.ports.inputs))
+            outputs = self.module(*(torch.from_numpy(_for_torch(feeds[port.name])) for port in self.ports.inputs))
         return {port.name: output.numpy() for port, output in zip(self.ports.outputs, outputs, strict=True)}
 
     def compare(self, case: str, feeds: Feeds) -> tuple[Feeds, Feeds]:
@@ -127,6 +127,11 @@ class GraphUnderTest:
                 ours, theirs = _topk_up_to_ties(found, expected)
             entry.add(case, ours, theirs)
         return found, expected
+
+
+def _for_torch(array: Array) -> Array:
+    """By rows, and in float32 where a cache is in half precision."""
+    return _by_rows(array.astype(np.float32) if array.dtype == np.float16 else array)
 
 
 def _by_rows(array: Array) -> Array:
@@ -173,6 +178,21 @@ def check_tolerance(entries: Sequence[OutputParity], *, quantized: Collection[st
             f"the compiled {worst.graph} graph is not torch's: {worst.output} differs by {worst.worst:.3g} "
             f"(relative {worst.relative:.3g}, tolerance {TOLERANCE:g}) at {worst.where}. No bundle was written; "
             "please report this with the model's name"
+        )
+
+
+def check_rounding(entries: Sequence[OutputParity], allowed: Mapping[str, float]) -> None:
+    """Raises EagleError, naming the worst output, where one is off by more than its graph's rounding explains.
+
+    allowed: of each graph, the root mean square of the error over that of the output in torch.
+    """
+    values = [entry for entry in entries if not entry.output.endswith("_ids")]
+    worst = max(values, key=lambda entry: entry.rms / allowed[entry.graph])
+    if not all(entry.rms <= allowed[entry.graph] for entry in values):
+        raise EagleError(
+            f"the portable {worst.graph} graph is too far from torch: {worst.output} is off by {worst.rms:.0%} (root "
+            f"mean square; {allowed[worst.graph]:.0%} allowed). No bundle was written; export with --precision "
+            "bf16, or with fp16 where another one was chosen"
         )
 
 

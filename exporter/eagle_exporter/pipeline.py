@@ -18,6 +18,8 @@ from eagle_exporter.checkpoint import Checkpoint, find_checkpoint
 from eagle_exporter.eagle1 import Eagle1Head
 from eagle_exporter.eagle3 import Eagle3Head
 from eagle_exporter.engines import write_engines
+from eagle_exporter.gpu import Original, build_engines, make_portable
+from eagle_exporter.gpu_options import GpuOptions
 from eagle_exporter.heads import Head, Overrides, TargetShape, load_head
 from eagle_exporter.parity import OutputParity
 from eagle_exporter.precision import Quantization, choose_kernels
@@ -30,8 +32,9 @@ from eagle_exporter.tokenizer import prompt_tokens, save_tokenizer
 from eagle_exporter.trace import trace
 from eagle_exporter.validate import compare_draft, compare_target
 from eagle_graphs import EagleError, GraphPorts, KVGeometry, Manifest, Profile, draft_ports, target_ports
-from eagle_graphs.manifest import FILE_NAME, Engine, Exactness, HeadInfo, Limits, TargetInfo
+from eagle_graphs.manifest import Engine, Exactness, HeadInfo, Limits, PortableGraphs, TargetInfo
 from eagle_graphs.native_ops import KEY_BLOCK
+from eagle_graphs.tensorrt.bundle import read_manifest, write_manifest
 
 CHECKED_TOKENS = 32
 """New tokens of a prompt that are compared with torch's and timed, for each profile."""
@@ -56,7 +59,12 @@ class ExportOptions:
     """Conventions of the head that the user states."""
     accept_probe: bool = False
     """Export even where the probe speaks against the head."""
+    cpu: bool = True
+    """Make graphs for ONNX Runtime on the CPU."""
     quantization: Quantization = field(default_factory=Quantization)
+    """Of those."""
+    gpu: GpuOptions | None = None
+    """What to make for GPUs."""
 
     def limits(self, max_positions: int) -> Limits:
         """The bundle's sizes for a model of so many positions."""
@@ -74,7 +82,7 @@ class ExportOptions:
 def export(options: ExportOptions, steps: Steps) -> Report:
     """Makes the bundle and returns its report. Raises EagleError; then nothing is left behind."""
     how = options.quantization
-    kernels, notes = choose_kernels(how)
+    kernels, notes = choose_kernels(how) if options.cpu else ((), ())
     with staged(options.out) as directory:
         with steps("load and check"):
             model, draft = find_checkpoint(options.model, what="target"), find_checkpoint(options.draft, what="head")
@@ -94,18 +102,34 @@ def export(options: ExportOptions, steps: Steps) -> Report:
             neutral = {"target": trace(graphs.target, graphs.target_ports())}
         with steps("trace head"):
             neutral["draft"] = trace(graphs.head, graphs.draft_ports())
+        parity: dict[str, list[OutputParity]] = {}
+        portable: tuple[PortableGraphs, ...] = ()
+        if options.gpu is not None:
+            data = options.gpu.calibration_data
+            made, parity["portable"] = make_portable(
+                directory,
+                options.gpu,
+                neutral,
+                Original(modules=graphs.modules(), ports=graphs.ports(), head=head.spec, vocab_size=graphs.vocab_size),
+                answers if data is None else _answers(data, target, limits),
+                prompts,
+                buffer_rows=limits.buffer_rows,
+                steps=steps,
+            )
+            portable = (made,)
         calibration: Calibration = {}
-        if how.calibrated:
+        if options.cpu and how.calibrated:
             with steps("calibrate"):
-                given = answers if how.calibration_data is None else _answers(options, target, limits)
+                given = answers if how.calibration_data is None else _answers(how.calibration_data, target, limits)
                 calibration = calibrate(how, neutral, graphs.modules(), head.spec, given)
                 write_calibration(directory / CALIBRATION, calibration)
             steps.say([summary(calibration)])
         del answers
-        with steps("lower for ONNX Runtime on the CPU and write"):
-            engines = write_engines(directory, neutral, kernels, how.precisions, calibration)
-            del neutral
-        parity: dict[str, list[OutputParity]] = {}
+        engines: list[Engine] = []
+        if options.cpu:
+            with steps("lower for ONNX Runtime on the CPU and write"):
+                engines = write_engines(directory, neutral, kernels, how.precisions, calibration)
+        del neutral
         for index, engine in enumerate(engines):
             with steps(f"compare with torch ({engine.kernels} kernels)"):
                 parity[engine.kernels], exactness = _compare(directory, engine, graphs, head, prompts)
@@ -113,7 +137,7 @@ def export(options: ExportOptions, steps: Steps) -> Report:
             engines[index] = replace(engine, exactness=exactness)
             how.check_exactness(exactness)
         quality = None
-        if "target" in how.quantized:
+        if options.cpu and "target" in how.quantized:
             with steps("measure the quality"):
                 quality = measure_quality(
                     target,
@@ -124,21 +148,19 @@ def export(options: ExportOptions, steps: Steps) -> Report:
                     longest=limits.capacity,
                 )
 
-        def write_manifest(default_profile: str) -> None:
-            manifest = Manifest(
-                files=file_entries(directory),
-                versions=versions(),
-                target=_target_info(model, target),
-                head=_head_info(draft, head, graphs),
-                tokenizer=tokenizer,
-                profiles=options.profiles,
-                default_profile=default_profile,
-                limits=limits,
-                engines=tuple(engines),
-            )
-            (directory / FILE_NAME).write_text(manifest.to_json(), "utf-8")
-
-        write_manifest(proof.PLAIN)
+        manifest = Manifest(
+            files=file_entries(directory),
+            versions=versions(),
+            target=_target_info(model, target),
+            head=_head_info(draft, head, graphs),
+            tokenizer=tokenizer,
+            profiles=options.profiles,
+            default_profile=proof.PLAIN,
+            limits=limits,
+            engines=tuple(engines),
+            portable=portable,
+        )
+        write_manifest(directory, manifest)
         names = [proof.PLAIN, *(str(profile.nodes) for profile in options.profiles)]
         proven = prompts[::2]  # half of them, for the export's time
         runs: dict[str, dict[str, Any]] = {}
@@ -156,19 +178,21 @@ def export(options: ExportOptions, steps: Steps) -> Report:
                     quantized="target" in how.quantized,
                     max_new_tokens=CHECKED_TOKENS,
                 )
+        built = [] if options.gpu is None else build_engines(directory, options.gpu, options.out, steps)
         with steps("write the bundle"):
-            measured = runs[engines[0].kernels]
-            default_profile = proof.fastest_profile(measured)
+            measured = runs[engines[0].kernels] if engines else {}
+            default_profile = proof.fastest_profile(measured) if measured else str(options.profiles[0].nodes)
             report = Report(
                 steps=steps.done(),
                 probe=probe,
-                precision=how.precision,
+                precision=how.precision if options.gpu is None or engines else options.gpu.precision,
                 parity=parity,
                 exactness={engine.kernels: engine.exactness for engine in engines},
                 agreement=agreement,
                 quality=quality,
                 measured={name: run["stats"] for name, run in measured.items()},
                 default_profile=default_profile,
+                engines=built,
                 taps=head.spec.taps,
                 head_layout=head.spec.layout,
                 notes=notes,
@@ -176,7 +200,8 @@ def export(options: ExportOptions, steps: Steps) -> Report:
                 sizes={path.name: path.stat().st_size for path in sorted(directory.rglob("*.*")) if path.is_file()},
             )
             (directory / REPORT).write_text(json.dumps(report.to_dict(), indent=1) + "\n", "utf-8")
-            write_manifest(default_profile)
+            manifest = replace(read_manifest(directory), files=file_entries(directory), default_profile=default_profile)
+            write_manifest(directory, manifest)
     return report
 
 
@@ -216,6 +241,10 @@ class _Graphs:
         """The same of the head's graph."""
         return draft_ports(self.draft_kv, hidden_width=self.hidden_width, top_k=self.top_k, key_block=key_block)
 
+    def ports(self) -> dict[str, GraphPorts]:
+        """The ports by their graphs' names."""
+        return {"target": self.target_ports(), "draft": self.draft_ports()}
+
     def modules(self) -> dict[str, nn.Module]:
         """The modules by their graphs' names."""
         return {"target": self.target, "draft": self.head}
@@ -233,9 +262,9 @@ def head_module(head: Head, target: Target, *, top_k: int) -> Eagle1Head | Eagle
     )
 
 
-def _answers(options: ExportOptions, target: Target, limits: Limits) -> Iterator[Answer]:
+def _answers(data: Path, target: Target, limits: Limits) -> Iterator[Answer]:
     """The target's answers to the prompts that the user gave, a few at a time: their hidden states are large."""
-    conversations = load_prompts(options.quantization.calibration_data)
+    conversations = load_prompts(data)
     prompts = prompt_tokens(target.tokenizer, conversations, longest=limits.capacity - CHECKED_TOKENS)
     for start in range(0, len(prompts), ANSWERED_AT_ONCE):
         yield from read_answers(target, prompts[start : start + ANSWERED_AT_ONCE])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from eagle_graphs import EagleError
 from eagle_graphs.manifest import Exactness
@@ -98,6 +98,16 @@ class Quantization:
         if self.kernels != "auto":
             words.append(f"--kernels {self.kernels}")
         return " ".join(words)
+
+
+def cpu_precision(precision: str) -> Precision:
+    """`--precision` for ONNX Runtime on the CPU. Raises EagleError where it is a GPU's."""
+    if precision in get_args(Precision):
+        return cast(Precision, precision)
+    raise EagleError(
+        f"--precision {precision} is for --backend tensorrt-rtx and tensorrt; onnxruntime takes "
+        f"{', '.join(get_args(Precision))}"
+    )
 
 
 def choose_kernels(how: Quantization) -> tuple[tuple[Kernels, ...], tuple[str, ...]]:

@@ -6,7 +6,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -16,10 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_calibration.evaluation import Quality
-from eagle_exporter.parity import QUANTIZED_TOLERANCE, TOLERANCE, OutputParity, check_tolerance
+from eagle_exporter.parity import QUANTIZED_TOLERANCE, TOLERANCE, OutputParity, check_rounding, check_tolerance
 from eagle_exporter.probe import DEPTH, Probe
 from eagle_exporter.proof import Agreement
 from eagle_graphs.manifest import Exactness
+from eagle_graphs.tensorrt.progress import BuildProgress
+from eagle_graphs.tensorrt.report import EngineReport, print_reports
 
 _PACKAGES = ("eagle-aot", "torch", "transformers", "onnx", "onnxscript", "onnx-ir", "onnxruntime", "tokenizers")
 
@@ -37,6 +39,17 @@ class Steps:
         started = time.perf_counter()
         with self._console.status(f"{name} ..."):
             yield
+        self._finish(name, started)
+
+    @contextmanager
+    def building(self, name: str) -> Iterator[BuildProgress]:
+        """The same, with bars for what a library says of its progress."""
+        started = time.perf_counter()
+        with BuildProgress(self._console) as progress:
+            yield progress
+        self._finish(name, started)
+
+    def _finish(self, name: str, started: float) -> None:
         self._seconds[name] = time.perf_counter() - started
         self._console.print(f"[green]done[/green]  {name:<46} {self._seconds[name]:6.1f} s", highlight=False)
 
@@ -49,6 +62,11 @@ class Steps:
         """Prints the parity table; raises EagleError where an output is out of tolerance."""
         self._console.print(parity_table(parity, quantized=quantized))
         check_tolerance(parity, quantized=quantized)
+
+    def check_portable(self, parity: Sequence[OutputParity], *, allowed: Mapping[str, float]) -> None:
+        """Prints the parity table of graphs for GPUs; raises EagleError where one is off by more than `allowed`."""
+        self._console.print(parity_table(parity, quantized=allowed))
+        check_rounding(parity, allowed)
 
     def check_probe(self, probe: Probe, *, accept: bool) -> None:
         """Prints the probe's table; raises EagleError where it speaks against the head, unless that is accepted."""
@@ -80,6 +98,8 @@ class Report:
     measured: dict[str, Any]
     """Stats of each profile on the exporting machine."""
     default_profile: str
+    engines: list[EngineReport]
+    """Built for GPUs."""
     taps: tuple[int, ...]
     head_layout: str
     notes: tuple[str, ...]
@@ -97,6 +117,7 @@ class Report:
             "parity": {name: [entry.to_dict() for entry in entries] for name, entries in self.parity.items()},
             "exactness": {name: asdict(exactness) for name, exactness in self.exactness.items()},
             "agreement": {name: agreement.to_dict() for name, agreement in self.agreement.items()},
+            "engines": [engine.to_dict() for engine in self.engines],
             "quality": None if self.quality is None else self.quality.to_dict(),
             "peak_memory_bytes": peak_memory(),
         }
@@ -112,7 +133,9 @@ class Report:
                 f"{stats['accepted_length']:.2f}",
                 f"{stats['acceptance_rate']:.0%}",
             )
-        console.print(table)
+        if self.measured:
+            console.print(table)
+        print_reports(console, self.engines)
         for kernels, exactness in self.exactness.items():
             agreement = self.agreement[kernels]
             console.print(

@@ -193,7 +193,8 @@ class Manifest:
             check_path(path)
         named = [
             self.tokenizer.tokenizer,
-            *(graph for made in (*self.engines, *self.portable) for graph in (made.target, made.draft)),
+            *(graph for engine in self.engines for graph in (engine.target, engine.draft)),
+            *(graph for made in self.portable for graph in (made.target, made.draft)),
         ]
         if self.tokenizer.chat_template is not None:
             named.append(self.tokenizer.chat_template)

@@ -18,7 +18,7 @@ Where a graph keeps its keys in blocks (`key_block` b > 1), a key cache is [B, H
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 DTYPES = ("bool", "int64", "float32", "float16", "bfloat16")
 
@@ -54,6 +54,24 @@ class GraphPorts:
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
+
+    def with_caches(self, dtype: str) -> GraphPorts:
+        """The same with caches of another element type."""
+
+        def change(port: Port) -> Port:
+            return replace(port, dtype=dtype) if port.name.startswith(("past_", "present_")) else port
+
+        return GraphPorts(inputs=tuple(map(change, self.inputs)), outputs=tuple(map(change, self.outputs)))
+
+    def fixed(self, **sizes: int) -> GraphPorts:
+        """The same with these axes at fixed sizes."""
+
+        def fix(port: Port) -> Port:
+            return replace(
+                port, axes=tuple(axis if isinstance(axis, int) else sizes.get(axis, axis) for axis in port.axes)
+            )
+
+        return GraphPorts(inputs=tuple(map(fix, self.inputs)), outputs=tuple(map(fix, self.outputs)))
 
 
 def cache_names(prefix: str, layers: int) -> list[str]:

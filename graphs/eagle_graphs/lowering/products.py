@@ -1,17 +1,19 @@
-"""Linear layers in half precision, INT8 and INT4, in standard ONNX: what compilers for GPUs build fast products of.
+"""Linear layers in half precision, FP8, INT8 and INT4, in standard ONNX: what compilers for GPUs make fast products of.
 
+    merge_products               layers that read the same rows become one, and a Split
     use_half_products            Cast, product, Cast
-    quantize_int8                QuantizeLinear and DequantizeLinear in front of the product: a static scale for a
+    quantize_fp8, quantize_int8  QuantizeLinear and DequantizeLinear in front of the product: a static scale for a
                                  layer's inputs, one for each output of its weights
-    quantize_weights_in_blocks   DequantizeLinear of 4-bit weights, a scale for BLOCK inputs; a product in half precision
+    quantize_weights_in_blocks   DequantizeLinear of 4-bit weights, a scale for BLOCK inputs; a product in half
 
-(`float8` is the fourth.) All that lies between the products, norms, rotary, activations, residuals, logits, stays in
+All that lies between the products, norms, rotary, activations, residuals, logits, stays in
 float32: a compiler fuses it into few kernels whose traffic is nothing beside the weights', and no residual overflows.
 Q/DQ in float32 around a product in float32 still becomes an 8-bit product.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,13 +24,16 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from eagle_graphs.errors import EagleError
+from eagle_graphs.lowering.float8 import LARGEST as LARGEST_E4M3
 from eagle_graphs.lowering.linear import Linear, constant, linears, lookups, remove_linear
 from eagle_graphs.lowering.rewrite import Rewriter
 
 BLOCK = 32
 """Inputs that a scale of an INT4 weight is for."""
 _LARGEST_INT4, _LARGEST_INT8 = 7, 127  # the lowest numbers are left out, to be symmetric
+_E4M3 = ir.DataType.FLOAT8E4M3FN.numpy()
 
+Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 
 
@@ -44,6 +49,35 @@ class StaticInt8:
     """[K], above 0"""
 
 
+def merge_products(model: ir.Model) -> None:
+    """Joins the linear layers that read the same rows, in place, under the first one's name.
+
+    One product is faster than three; and a compiler that joins them itself lays their weights out anew for each pass,
+    so that an engine would hold them several times.
+    """
+    rewriter = Rewriter(model.graph)
+    alike: dict[ir.Value, list[Linear]] = defaultdict(list)
+    for linear in linears(model.graph):
+        alike[linear.x].append(linear)
+    for group in alike.values():
+        if len(group) > 1:
+            _merge(rewriter, group)
+
+
+def _merge(rewriter: Rewriter, group: list[Linear]) -> None:
+    first = group[0].nodes[0]
+    matrices = [linear.matrix() for linear in group]
+    joined = rewriter.constant(np.ascontiguousarray(np.concatenate(matrices).T))
+    (y,) = rewriter.insert(first, "MatMul", [group[0].x, joined], name=first.name)
+    widths = rewriter.ints(*map(len, matrices))
+    parts = rewriter.insert(first, "Split", [y, widths], {"axis": -1}, outputs=len(group))
+    for linear, part in zip(group, parts, strict=True):
+        if linear.bias is not None:
+            part = rewriter.one(first, "Add", [part, linear.bias])
+        rewriter.replace(linear.y, part)
+        remove_linear(rewriter, linear)
+
+
 def use_half_products(model: ir.Model, dtype: ir.DataType) -> None:
     """Puts the linear layers whose weights are float32, and the embedding tables, in `dtype`, in place.
 
@@ -51,8 +85,8 @@ def use_half_products(model: ir.Model, dtype: ir.DataType) -> None:
     """
     rewriter = Rewriter(model.graph)
     for linear in linears(model.graph):
-        weight = rewriter.constant(_half(constant(linear.weight), dtype, linear.name))
-        _replace_by_half_product(rewriter, linear, weight, dtype)
+        weight = rewriter.constant(_half(linear.matrix(), dtype, linear.name))
+        _replace(rewriter, linear, _in_half(rewriter, linear, dtype), weight, half=True)
     for node in lookups(model.graph):
         assert node.inputs[0] is not None
         table = rewriter.constant(_half(constant(node.inputs[0]), dtype, "the embedding"))
@@ -61,15 +95,33 @@ def use_half_products(model: ir.Model, dtype: ir.DataType) -> None:
         rewriter.graph.remove(node, safe=True)
 
 
+def quantize_fp8(model: ir.Model, scales: Mapping[str, float]) -> None:
+    """Quantizes the linear layers named to E4M3, in place.
+
+    scales: what the inputs of each layer are divided by.
+    """
+    rewriter = Rewriter(model.graph)
+    for linear in linears(model.graph):
+        if (scale := scales.get(linear.name)) is not None:
+            x = _rounded_rows(rewriter, linear, linear.x, scale, _E4M3)
+            matrix = linear.matrix()
+            steps = _steps(np.abs(matrix).max(axis=1), LARGEST_E4M3)
+            weight = _unpacked(rewriter, linear, (matrix / steps[:, None]).astype(_E4M3), steps)
+            _replace(rewriter, linear, x, weight, half=False)
+
+
 def quantize_int8(model: ir.Model, layers: Mapping[str, StaticInt8]) -> None:
     """Quantizes the linear layers named, in place."""
     rewriter = Rewriter(model.graph)
     for linear in linears(model.graph):
         if (how := layers.get(linear.name)) is not None:
-            node = linear.nodes[0]
-            weight = _int8_weight(rewriter, linear, linear.matrix() * how.smoothing)
-            node.replace_input_with(0, _int8_rows(rewriter, linear, how))
-            node.replace_input_with(1, weight)
+            smooth = rewriter.constant((1 / how.smoothing).astype(np.float32))
+            x = rewriter.one(linear.nodes[0], "Mul", [linear.x, smooth])
+            x = _rounded_rows(rewriter, linear, x, how.scale, np.int8)
+            matrix = linear.matrix() * how.smoothing
+            steps = _steps(np.abs(matrix).max(axis=1), _LARGEST_INT8)
+            integers = np.rint(matrix / steps[:, None]).clip(-_LARGEST_INT8, _LARGEST_INT8)
+            _replace(rewriter, linear, x, _unpacked(rewriter, linear, integers.astype(np.int8), steps), half=False)
 
 
 def quantize_weights_in_blocks(model: ir.Model, dtype: ir.DataType) -> None:
@@ -81,61 +133,57 @@ def quantize_weights_in_blocks(model: ir.Model, dtype: ir.DataType) -> None:
         if inputs % BLOCK:
             continue
         blocks = matrix.reshape(outputs, -1, BLOCK)
-        scale = _half(np.abs(blocks).max(axis=2) / _LARGEST_INT4, dtype, linear.name)
-        integers = _integers(blocks, scale.astype(np.float32)[:, :, None], _LARGEST_INT4).reshape(outputs, inputs)
-        stored = _as_stored(linear, integers).astype(ml_dtypes.int4)
-        weight = rewriter.one(
-            linear.nodes[0],
-            "DequantizeLinear",
-            [rewriter.constant(stored), rewriter.constant(_as_stored(linear, scale))],
-            {"axis": 1 if linear.rows_are_outputs else 0, "block_size": BLOCK},
-        )
-        _replace_by_half_product(rewriter, linear, weight, dtype)
+        steps = _half(_steps(np.abs(blocks).max(axis=2), _LARGEST_INT4), dtype, linear.name)
+        exact = np.maximum(steps.astype(np.float32), np.finfo(np.float32).tiny)
+        integers = np.rint(blocks / exact[:, :, None]).clip(-_LARGEST_INT4, _LARGEST_INT4)
+        integers = integers.reshape(outputs, inputs).astype(ml_dtypes.int4)
+        weight = _unpacked(rewriter, linear, integers, steps, axis=1, block_size=BLOCK)
+        _replace(rewriter, linear, _in_half(rewriter, linear, dtype), weight, half=True)
 
 
-def _replace_by_half_product(rewriter: Rewriter, linear: Linear, weight: ir.Value, dtype: ir.DataType) -> None:
-    """A product in `dtype`, which carries the layer's name, and a bias behind it in float32."""
+def _replace(rewriter: Rewriter, linear: Linear, x: ir.Value, weight: ir.Value, *, half: bool) -> None:
+    """A product of `x` and the weight [N, K], which carries the layer's name, and a bias behind it in float32.
+
+    Weights are kept by outputs, whatever the layer's own order: so one copy of them serves kernels for one row and for
+    many.
+    """
     first, last = linear.nodes[0], linear.nodes[-1]
-    x = rewriter.one(first, "Cast", [linear.x], {"to": dtype.value})
-    attributes = {"transB": 1} if linear.rows_are_outputs else {}
-    (y,) = rewriter.insert(last, first.op_type, [x, weight], attributes, name=first.name)
-    y = rewriter.one(last, "Cast", [y], {"to": ir.DataType.FLOAT.value})
+    by_inputs = rewriter.one(first, "Transpose", [weight], {"perm": [1, 0]})
+    (y,) = rewriter.insert(last, "MatMul", [x, by_inputs], name=first.name)
+    if half:
+        y = rewriter.one(last, "Cast", [y], {"to": ir.DataType.FLOAT.value})
     if linear.bias is not None:
         y = rewriter.one(last, "Add", [y, linear.bias])
     rewriter.replace(linear.y, y)
     remove_linear(rewriter, linear)
 
 
-def _int8_rows(rewriter: Rewriter, linear: Linear, how: StaticInt8) -> ir.Value:
+def _in_half(rewriter: Rewriter, linear: Linear, dtype: ir.DataType) -> ir.Value:
+    return rewriter.one(linear.nodes[0], "Cast", [linear.x], {"to": dtype.value})
+
+
+def _rounded_rows(rewriter: Rewriter, linear: Linear, x: ir.Value, scale: float, dtype: Any) -> ir.Value:
     node = linear.nodes[0]
-    smooth = rewriter.one(node, "Mul", [linear.x, rewriter.constant((1 / how.smoothing).astype(np.float32))])
-    parameters = rewriter.constant(np.array(how.scale, np.float32)), rewriter.constant(np.array(0, np.int8))
-    rows = rewriter.one(node, "QuantizeLinear", [smooth, *parameters])
+    parameters = rewriter.constant(np.array(scale, np.float32)), rewriter.constant(np.array(0, dtype))
+    rows = rewriter.one(node, "QuantizeLinear", [x, *parameters])
     return rewriter.one(node, "DequantizeLinear", [rows, *parameters])
 
 
-def _int8_weight(rewriter: Rewriter, linear: Linear, matrix: Floats) -> ir.Value:
-    scale = np.abs(matrix).max(axis=1) / _LARGEST_INT8
-    integers = _as_stored(linear, _integers(matrix, scale[:, None], _LARGEST_INT8).astype(np.int8))
-    steps = np.where(scale > 0, scale, 1).astype(np.float32)
-    axis = 0 if linear.rows_are_outputs else 1
-    constants = [rewriter.constant(integers), rewriter.constant(steps)]
-    return rewriter.one(linear.nodes[0], "DequantizeLinear", constants, {"axis": axis})
+def _unpacked(
+    rewriter: Rewriter, linear: Linear, numbers: Array, steps: Array, *, axis: int = 0, **attributes: int
+) -> ir.Value:
+    constants = [rewriter.constant(numbers), rewriter.constant(steps)]
+    return rewriter.one(linear.nodes[0], "DequantizeLinear", constants, {"axis": axis, **attributes})
 
 
-def _integers(weights: Floats, scale: Floats, largest: int) -> Floats:
-    steps = np.divide(weights, scale, out=np.zeros_like(weights), where=scale > 0)
-    return np.rint(steps).clip(-largest, largest)
+def _steps(largest: Array, largest_number: float) -> Floats:
+    """Scales by which the largest magnitudes become the type's largest number; above 0 where all is 0."""
+    return np.maximum(largest / largest_number, np.finfo(np.float32).tiny).astype(np.float32)
 
 
-def _as_stored(linear: Linear, matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A matrix [N, ...] in the layer's own order of axes."""
-    return np.ascontiguousarray(matrix if linear.rows_are_outputs else matrix.T)
-
-
-def _half(array: npt.NDArray[Any], dtype: ir.DataType, where: str) -> npt.NDArray[Any]:
+def _half(array: Array, dtype: ir.DataType, where: str) -> Array:
     with np.errstate(over="ignore"):
-        half: npt.NDArray[Any] = array.astype(dtype.numpy())
+        half: Array = array.astype(dtype.numpy())
     if not np.isfinite(half.astype(np.float32)).all():
         raise EagleError(f"a weight of {where} is larger than {dtype.name.lower()} can hold: use --precision bf16")
     return half

@@ -16,7 +16,7 @@ from eagle_graphs.errors import EagleError
 from eagle_graphs.passes import Pass
 from eagle_graphs.ports import GraphPorts
 from eagle_graphs.tensorrt.description import Description, description_from_log
-from eagle_graphs.tensorrt.library import Backend, import_tensorrt
+from eagle_graphs.tensorrt.library import Backend, check_attention, choose_architectures, import_tensorrt
 
 LARGEST_TENSOR = 2**31 - 1
 """Numbers that a tensor may hold."""
@@ -37,6 +37,23 @@ class BuildOptions:
     def __post_init__(self) -> None:
         if self.level is not None and not 0 <= self.level <= 5:
             raise EagleError(f"--builder-level is {self.level}; expected 0 (builds fast) to 5 (runs fast)")
+
+
+def build_options(
+    backend: Backend, *, precision: str, gpu: str | None, strip_weights: bool, level: int | None, attention: str
+) -> BuildOptions:
+    """The options that a command names. gpu: "sm89,sm120", or None for all that the library builds for.
+
+    Raises EagleError where the library is missing or cannot build so.
+    """
+    check_attention(backend, attention)
+    asked = () if gpu is None else tuple(dict.fromkeys(gpu.split(",")))
+    return BuildOptions(
+        backend=backend,
+        architectures=choose_architectures(backend, asked, precision),
+        strip_weights=strip_weights,
+        level=level,
+    )
 
 
 class Progress(Protocol):

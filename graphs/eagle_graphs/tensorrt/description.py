@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from eagle_graphs.errors import EagleError
 
 _LAYER = re.compile(r"Name: (?P<name>.*?), LayerType: (?P<kind>\w+), Inputs: (?P<reads>.*?), Outputs: ")
-_TENSOR = re.compile(r" Name: (?P<name>.*?), IOMode: (?P<mode>\w+), DataType: (?P<dtype>\w+), .*ProfileInfo: (?P<info>.*)")
+_TENSOR = re.compile(
+    r" Name: (?P<name>.*?), IOMode: (?P<mode>\w+), DataType: (?P<dtype>\w+), .*ProfileInfo: (?P<info>.*)"
+)
 _SHAPES = re.compile(r"MinShape: \[([\d,]*)\], OptShape: \[([\d,]*)\], MaxShape: \[([\d,]*)\]")
 
 
@@ -67,7 +69,9 @@ def description_from_log(messages: Sequence[str]) -> Description:
     """
     text = next((message for message in messages if message.startswith("Layers:")), None)
     if text is None:
-        raise EagleError("the builder did not describe the engine it made: this version of the library is not supported")
+        raise EagleError(
+            "the builder did not describe the engine it made: this version of the library is not supported"
+        )
     tensors = [_tensor(found) for line in text.splitlines() if (found := _TENSOR.match(line))]
     return Description(
         layers=_layers(line for line in text.splitlines() if line.startswith("Name:")),
@@ -111,7 +115,9 @@ def _tensor(found: re.Match[str]) -> tuple[str, Tensor]:
     shapes = []
     for smallest, best, largest in _SHAPES.findall(found["info"]):
         if not smallest == best == largest:
-            raise EagleError(f"{found['name']} has shapes from {smallest} to {largest} in one profile; expected one shape")
+            raise EagleError(
+                f"{found['name']} has shapes from {smallest} to {largest} in one profile; expected one shape"
+            )
         shapes.append(tuple(int(size) for size in best.split(",") if size))
     return found["mode"], Tensor(name=found["name"], dtype=found["dtype"], shapes=tuple(shapes))
 

@@ -24,11 +24,13 @@ def import_tensorrt(backend: Backend) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise EagleError(f"--backend {backend} needs its library, which is not installed ({error}): {install}") from None
+        raise EagleError(
+            f"--backend {backend} needs its library, which is not installed ({error}): {install}"
+        ) from None
 
 
 def choose_architectures(backend: Backend, asked: Sequence[str], precision: str) -> tuple[str, ...]:
-    """The GPUs to build for, as ("sm80", "sm89"): those asked for, or all that TensorRT-RTX has and `precision` runs on.
+    """The GPUs to build for, as ("sm80", "sm89"): those asked for, or all that it has and `precision` runs on.
 
     None for TensorRT, which builds for the GPU at hand. Raises EagleError where a GPU cannot be built for.
     """
@@ -55,3 +57,15 @@ def choose_architectures(backend: Backend, asked: Sequence[str], precision: str)
 
 def _number(architecture: str) -> int:
     return int(architecture.removeprefix("sm"))
+
+
+def check_attention(backend: Backend, attention: str) -> None:
+    """Raises EagleError where the plugin's attention is asked for and cannot be built in."""
+    if attention == "native":
+        return
+    if backend == "tensorrt-rtx":
+        raise EagleError(
+            "--attention plugin is not for --backend tensorrt-rtx, whose library takes no plugins: use --attention "
+            "native"
+        )
+    raise EagleError("--attention plugin: engines with the plugin cannot be built yet; use --attention native")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from eagle_graphs.passes import Pass
@@ -66,8 +67,8 @@ class EngineReport:
         for each in self.passes:
             if each.decomposed:
                 found.append(
-                    f"{self.graph}, {each.name}: {len(each.decomposed)} of {each.attentions} attentions fell apart into "
-                    f"several kernels ({', '.join(each.decomposed[:3])})"
+                    f"{self.graph}, {each.name}: {len(each.decomposed)} of {each.attentions} attentions fell apart "
+                    f"into several kernels ({', '.join(each.decomposed[:3])})"
                 )
             if each.unfused:
                 found.append(
@@ -150,3 +151,11 @@ def report_table(report: EngineReport) -> Table:
             style="yellow" if each.decomposed or each.unfused else "",
         )
     return table
+
+
+def print_reports(console: Console, reports: Sequence[EngineReport]) -> None:
+    """The readable form, and what the user should know."""
+    for report in reports:
+        console.print(report_table(report))
+        for problem in report.problems():
+            console.print(f"[yellow]slow[/yellow]  {problem}", highlight=False)
