@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,7 @@ class CudaMemory:
         self.architecture = f"sm{major}{minor}"
         self._blocks: set[int] = set()
         self._pinned: list[int] = []
+        self._recorded: list[Any] = []
 
     def _do(self, function: str, *arguments: Any) -> Any:
         """Calls a function of the runtime; its result. Raises EagleError where it fails."""
@@ -101,6 +103,20 @@ class CudaMemory:
         kind = self._kinds.cudaMemcpyDeviceToDevice
         self._do("Memcpy2DAsync", target, pitch, source, pitch, width, height, kind, self.stream)
 
+    def record(self, enqueue: Callable[[], None]) -> Callable[[], None]:
+        """See `DeviceMemory`: a CUDA graph."""
+        self._do(
+            "StreamBeginCapture", self.stream, self._runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        )
+        try:
+            enqueue()
+        finally:
+            graph = self._do("StreamEndCapture", self.stream)
+        recorded = self._do("GraphInstantiate", graph, 0)
+        self._do("GraphDestroy", graph)
+        self._recorded.append(recorded)
+        return lambda: self._do("GraphLaunch", recorded, self.stream)
+
     def synchronize(self) -> None:
         """See `DeviceMemory`."""
         self._do("StreamSynchronize", self.stream)
@@ -108,6 +124,8 @@ class CudaMemory:
     def close(self) -> None:
         """See `DeviceMemory`."""
         self.synchronize()
+        for recorded in self._recorded:
+            self._do("GraphExecDestroy", recorded)
         for address in list(self._blocks):
             self.free(address)
         for address in self._pinned:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -51,6 +52,10 @@ class DeviceMemory(Protocol):
 
     def copy_rows(self, target: int, source: int, *, pitch: int, width: int, height: int) -> None:
         """Copies `height` pieces of `width` bytes, `pitch` bytes apart, within the device."""
+        ...
+
+    def record(self, enqueue: Callable[[], None]) -> Callable[[], None]:
+        """What does again all that `enqueue` puts on the stream, from the same addresses; nothing is done yet."""
         ...
 
     def synchronize(self) -> None:
@@ -97,6 +102,10 @@ class HostMemory:
         """See `DeviceMemory`."""
         for offset in range(0, pitch * height, pitch):
             ctypes.memmove(target + offset, source + offset, width)
+
+    def record(self, enqueue: Callable[[], None]) -> Callable[[], None]:
+        """See `DeviceMemory`."""
+        return enqueue
 
     def synchronize(self) -> None:
         """See `DeviceMemory`."""

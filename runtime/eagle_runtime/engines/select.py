@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,12 +11,15 @@ from typing import Literal
 from eagle_graphs import EagleError, GraphPorts, KVGeometry, Manifest, draft_ports, target_ports
 from eagle_graphs.manifest import Engine, Exactness, PortableGraphs
 from eagle_graphs.native import library_problem
+from eagle_graphs.passes import Pass, draft_passes, target_passes
+from eagle_graphs.tensorrt.library import import_tensorrt
 from eagle_runtime.bundle import Bundle
 from eagle_runtime.engines.base import Graph
 from eagle_runtime.engines.device_pool import DeviceKVPool
 from eagle_runtime.engines.memory import DeviceMemory
 from eagle_runtime.engines.onnxruntime import OnnxRuntimeGraph
 from eagle_runtime.engines.onnxruntime_device import OnnxRuntimeDeviceGraph
+from eagle_runtime.engines.tensorrt import TensorRTGraph
 from eagle_runtime.kv_pool import KVPool, SlotPool
 
 Backend = Literal["onnxruntime", "tensorrt-rtx", "tensorrt"]
@@ -137,7 +140,8 @@ def open_target(
         feature_width=manifest.head.hidden_size,
         key_block=engine.key_block,
     )
-    return _open(bundle, engine, bundle.path(engine.target), ports, kv, threads, memory)
+    passes = target_passes(manifest.profiles, manifest.limits)
+    return _open(bundle, engine, bundle.path(engine.target), ports, kv, passes, threads, memory)
 
 
 def open_draft(
@@ -147,7 +151,8 @@ def open_draft(
     head = bundle.manifest.head
     kv = replace(head.kv, dtype=engine.cache_dtype)
     ports = draft_ports(kv, hidden_width=head.hidden_size, top_k=head.top_k, key_block=engine.key_block)
-    return _open(bundle, engine, bundle.path(engine.draft), ports, kv, threads, memory)
+    passes = draft_passes(bundle.manifest.profiles, bundle.manifest.limits)
+    return _open(bundle, engine, bundle.path(engine.draft), ports, kv, passes, threads, memory)
 
 
 def _open(
@@ -156,6 +161,7 @@ def _open(
     path: Path,
     ports: GraphPorts,
     kv: KVGeometry,
+    passes: Sequence[Pass],
     threads: int | None,
     memory: DeviceMemory | None,
 ) -> OpenGraph:
@@ -165,4 +171,7 @@ def _open(
         native = engine.kernels == "native"
         return OpenGraph(graph=OnnxRuntimeGraph(path, ports, pool, threads=threads, native=native), pool=pool)
     device_pool = DeviceKVPool(memory, kv, slots=engine.slots, rows=rows)
-    return OpenGraph(graph=OnnxRuntimeDeviceGraph(path, ports, device_pool, memory), pool=device_pool)
+    if engine.backend == "onnxruntime":
+        return OpenGraph(graph=OnnxRuntimeDeviceGraph(path, ports, device_pool, memory), pool=device_pool)
+    trt = import_tensorrt(engine.backend)
+    return OpenGraph(graph=TensorRTGraph(trt, path, ports, device_pool, memory, passes), pool=device_pool)
