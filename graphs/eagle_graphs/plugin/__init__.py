@@ -7,9 +7,9 @@
     compile          PTX and cubin without a GPU (needs triton)
     tensorrt_plugin  the kernels inside an engine of TensorRT (needs triton and tensorrt)
 
-What is exact: all sums over keys are taken in the buffer's order, in tiles and splits that depend neither on the number
-of rows nor on their masks, and a key that a row does not see adds an exact zero to it, also where it is infinite or
-NaN. So in one compiled kernel a row's bits depend on nothing but what it sees and where that lies in the buffer. They do
+What is exact: sums over keys are taken in the buffer's order, in tiles and splits that depend neither on the number of
+rows nor on their masks, and a key of the tree that a row does not see adds an exact zero to it, be it infinite or NaN.
+So in one compiled kernel a row's bits depend on nothing but what it sees and where that lies in the buffer. They do
 depend on where: the same path behind other siblings, or committed, may differ in the last bits, since tensor cores
-add in groups. So may kernels of another tile height, another GPU, or the native attention.
+add in groups. So may tiles of another height, another GPU, or the native attention.
 """

@@ -53,15 +53,15 @@ def tree_attention(
     statistics = partial.new_empty((*shape[:3], launch.splits, 2))
     outputs = (partial, statistics, past_key, past_value)
     kernels.attend[launch.grid](*inputs, None, *scalars, *outputs, **compiled_for)
+    constants = combine_constants(
+        attention.query_heads,
+        attention.head_dim,
+        attention.sliding_window,
+        splits=launch.splits,
+        split_rows=split_rows,
+    )
     kernels.combine[launch.combine_grid](
-        partial,
-        statistics,
-        kv_length,
-        sinks,
-        new_rows,
-        launch.splits,
-        out,
-        **combine_constants(attention, launch.splits, split_rows),
+        partial, statistics, kv_length, sinks, new_rows, launch.splits, out, **constants
     )
     return out
 

@@ -23,6 +23,7 @@ from eagle_graphs.plugin.launch import (
     combine_constants,
     commit_constants,
     tiles_for,
+    tiles_of_height,
 )
 
 TARGETS = (80, 89, 90, 120)
@@ -58,13 +59,13 @@ def compile_attend(
     attention: Attention,
     capability: int,
     *,
-    new_rows: int,
+    block_m: int,
     split_rows: int,
     split: bool,
     sinks: bool = False,
     dtype: DType = "fp16",
 ) -> CompiledKernel:
-    """`kernels.attend` for up to `new_rows` rows a slot; `split`: it leaves its parts for `combine`."""
+    """`kernels.attend` in tiles of `block_m` rows of queries; `split`: it leaves its parts for `combine`."""
     rows = dict.fromkeys(
         ("query", "key", "value", "past_key", "past_value", "present_key", "present_value"), f"*{dtype}"
     )
@@ -79,16 +80,18 @@ def compile_attend(
         "out": "*fp32" if split else f"*{dtype}",
         "statistics": "*fp32" if split else None,
     }
-    tiles = tiles_for(attention, new_rows)
+    tiles = tiles_of_height(attention, block_m)
     return _compile(
         kernels.attend, types, attend_constants(attention, tiles, split_rows), attend_options(tiles), capability
     )
 
 
 def compile_combine(
-    attention: Attention,
     capability: int,
     *,
+    query_heads: int,
+    head_dim: int,
+    sliding_window: int,
     splits: int,
     split_rows: int,
     sinks: bool = False,
@@ -104,7 +107,13 @@ def compile_combine(
         "splits": "i32",
         "out": f"*{dtype}",
     }
-    return _compile(kernels.combine, types, combine_constants(attention, splits, split_rows), {}, capability)
+    return _compile(
+        kernels.combine,
+        types,
+        combine_constants(query_heads, head_dim, sliding_window, splits=splits, split_rows=split_rows),
+        {},
+        capability,
+    )
 
 
 def compile_commit(
@@ -203,10 +212,19 @@ def report(
     for capability in capabilities:
         for name, attention in attentions.items():
             calls = {
-                f"attend, {new} rows": compile_attend(attention, capability, new_rows=new, split_rows=512, split=True)
+                f"attend, {new} rows": compile_attend(
+                    attention, capability, block_m=tiles_for(attention, new).block_m, split_rows=512, split=True
+                )
                 for new in rows
             }
-            calls["combine, 8 splits"] = compile_combine(attention, capability, splits=8, split_rows=512)
+            calls["combine, 8 splits"] = compile_combine(
+                capability,
+                query_heads=attention.query_heads,
+                head_dim=attention.head_dim,
+                sliding_window=attention.sliding_window,
+                splits=8,
+                split_rows=512,
+            )
             calls["commit, 16 rows"] = compile_commit(
                 attention.kv_heads, attention.head_dim, capability, longest_path=16
             )

@@ -59,14 +59,14 @@ class Tiles:
 
 def tiles_for(attention: Attention, new_rows: int) -> Tiles:
     """Tiles for `new_rows` rows a slot, or for up to as many."""
-    return tiles_of_height(attention, tile_heights(attention, new_rows)[-1])
+    return tiles_of_height(attention, tile_heights(attention.group, attention.head_dim, new_rows)[-1])
 
 
-def tile_heights(attention: Attention, new_rows: int) -> list[int]:
+def tile_heights(group: int, head_dim: int, new_rows: int) -> list[int]:
     """The `block_m` that are worth trying for `new_rows` rows a slot, rising: the last holds the most rows."""
-    most = 64 if _block_d(attention.head_dim) <= 128 else 32
+    most = 64 if _block_d(head_dim) <= 128 else 32
     heights = [16]
-    while heights[-1] < min(most, new_rows * attention.group):
+    while heights[-1] < min(most, new_rows * group):
         heights.append(heights[-1] * 2)
     return heights
 
@@ -131,15 +131,17 @@ def attend_constants(attention: Attention, tiles: Tiles, split_rows: int) -> dic
     }
 
 
-def combine_constants(attention: Attention, splits: int, split_rows: int) -> dict[str, float]:
+def combine_constants(
+    query_heads: int, head_dim: int, sliding_window: int, *, splits: int, split_rows: int
+) -> dict[str, float]:
     """The constants that `kernels.combine` is compiled with, by name."""
     return {
-        "QUERY_HEADS": attention.query_heads,
-        "HEAD_DIM": attention.head_dim,
-        "WINDOW": attention.sliding_window,
+        "QUERY_HEADS": query_heads,
+        "HEAD_DIM": head_dim,
+        "WINDOW": sliding_window,
         "SPLIT_ROWS": split_rows,
         "BLOCK_S": _next_power_of_two(splits),
-        "BLOCK_D": _block_d(attention.head_dim),
+        "BLOCK_D": _block_d(head_dim),
     }
 
 
