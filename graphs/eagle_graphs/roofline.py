@@ -211,7 +211,7 @@ def verdicts(rounds: Sequence[RoundTime]) -> dict[int, str]:
         if each.speedup is None:
             found[each.profile.nodes] = f"from an accepted length of {each.break_even:.2f} on"
         elif each.speedup <= 1:
-            found[each.profile.nodes] = "no: slower than plain decoding"
+            found[each.profile.nodes] = "no: plain is faster"
         elif best is not None and each.speedup <= (best.speedup or 0.0):
             found[each.profile.nodes] = f"no: {best.profile.nodes} is as fast"
         else:

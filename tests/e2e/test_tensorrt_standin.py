@@ -109,7 +109,7 @@ def test_frozen_passes_give_the_text_of_open_shapes_with_onnx_runtime_for_tensor
     tiny_bundle: Path, opened: Callable[[], tuple[Session, CountingMemory]]
 ) -> None:
     session, _ = opened()
-    with session, Session.open(tiny_bundle, kernels="stock") as cpu:
+    with session, Session.open(tiny_bundle, profile="8", kernels="stock") as cpu:
         assert session.engine.backend == "tensorrt-rtx"
         for profile in ("plain", "4", "16"):
             options = {"profile": profile, "max_new_tokens": 20, "ignore_eos": True}
