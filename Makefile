@@ -26,7 +26,7 @@ demo: $(BUNDLE)/manifest.json
 	@printf '\n> %s\n\n' "$(PROMPT)"
 	@$(BIN)/eagle-run $(BUNDLE) --prompt "$(PROMPT)" --max-new-tokens 192 --compare
 
-test: $(VENV)/installed
+test: $(VENV)/installed $(VENV)/tensorrt-rtx
 	$(BIN)/python -m pytest
 
 lossless: $(VENV)/installed
@@ -51,6 +51,10 @@ $(BUNDLE)/manifest.json: $(VENV)/installed $(SOURCES)
 	@mkdir -p build
 	$(BIN)/eagle-export --model "$$($(BIN)/python tools/demo/find_model.py)" --draft tools/demo/head \
 	    --profiles 4,8,16 --precision int8 --out $(BUNDLE)
+
+$(VENV)/tensorrt-rtx: $(VENV)/installed
+	@$(PIP) -c tools/constraints.txt tensorrt-rtx-cu13
+	@touch $@
 
 $(VENV)/installed: pyproject.toml tools/constraints.txt $(wildcard graphs/eagle_graphs/native/src/*)
 	@echo "setting up $(VENV) ..."

@@ -70,4 +70,7 @@ def _chunk(limits: Limits) -> Pass:
 
 
 def _distinct(passes: Iterable[Pass]) -> tuple[Pass, ...]:
-    return tuple({(p.rows, p.after, p.asked): p for p in reversed(list(passes))}.values())[::-1]
+    distinct: dict[tuple[int, int, int], Pass] = {}
+    for each in passes:
+        distinct.setdefault((each.rows, each.after, each.asked), each)
+    return tuple(distinct.values())

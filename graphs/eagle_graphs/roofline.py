@@ -39,7 +39,7 @@ PRECISIONS = {
     "fp8": Precision(weight_bytes=1, arithmetic="fp8"),
     "int8": Precision(weight_bytes=1, arithmetic="int8"),
     "int8-weights": Precision(weight_bytes=1, arithmetic=None),
-    "int4": Precision(weight_bytes=0.5 + 2 / 128, arithmetic=None),  # one 16-bit scale for 128
+    "int4": Precision(weight_bytes=0.5 + 2 / 32, arithmetic=None),  # one 16-bit scale for 32
 }
 
 

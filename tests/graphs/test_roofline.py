@@ -70,7 +70,7 @@ def test_where_only_weights_are_quantized_products_run_as_attention_does() -> No
     operations = 2 * 1000 + 4 * 1 * 4 * 8 * 2
     assert half.time(1, logit_rows=1, context=0).computing == pytest.approx(operations / 1e6)
     assert full.time(1, logit_rows=1, context=0).computing == pytest.approx(operations / 1e4)
-    assert full.time(1, logit_rows=1, context=0).moving == pytest.approx((1000 * (0.5 + 2 / 128) + 128) / 1e3)
+    assert full.time(1, logit_rows=1, context=0).moving == pytest.approx((1000 * (0.5 + 2 / 32) + 128) / 1e3)
 
 
 def test_weights_in_memory_count_tables_that_are_looked_up() -> None:

@@ -69,12 +69,17 @@ def _merge(rewriter: Rewriter, group: list[Linear]) -> None:
     matrices = [linear.matrix() for linear in group]
     joined = rewriter.constant(np.ascontiguousarray(np.concatenate(matrices).T))
     (y,) = rewriter.insert(first, "MatMul", [group[0].x, joined], name=first.name)
+    if any(linear.bias is not None for linear in group):
+        biases = [
+            np.zeros(len(m), np.float32) if g.bias is None else constant(g.bias)
+            for g, m in zip(group, matrices, strict=True)
+        ]
+        y = rewriter.one(first, "Add", [y, rewriter.constant(np.concatenate(biases))])
     widths = rewriter.ints(*map(len, matrices))
     parts = rewriter.insert(first, "Split", [y, widths], {"axis": -1}, outputs=len(group))
     for linear, part in zip(group, parts, strict=True):
-        if linear.bias is not None:
-            part = rewriter.one(first, "Add", [part, linear.bias])
         rewriter.replace(linear.y, part)
+    for linear in group:
         remove_linear(rewriter, linear)
 
 
