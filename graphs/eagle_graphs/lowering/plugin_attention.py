@@ -1,4 +1,4 @@
-"""Attention for an engine of TensorRT with the fused kernels: TreeAttention becomes `eagle.plugin.tensorrt_plugin`'s plugins.
+"""Attention for an engine of TensorRT with the fused kernels: TreeAttention becomes `plugin.tensorrt_plugin`'s plugins.
 
 TensorRT's parser finds a plugin by a node's name and its attribute `plugin_namespace`. The ports stay as they are: the
 tree's mask is packed in the graph, once in front of all layers.
@@ -18,6 +18,7 @@ from eagle_graphs.plugin.masks import WORD_BITS
 
 NAMESPACE = "eagle"
 ATTEND, COMBINE = "attend", "combine"
+_QUARTER = WORD_BITS // 4
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -61,9 +62,14 @@ def _placement(rewriter: Rewriter, graph: ir.Graph) -> tuple[ir.Value, ir.Value]
     missing = one("Mod", one("Neg", after), ints(WORD_BITS))  # columns up to a whole word
     padding = one("Concat", ints(0, 0, 0, 0, 0), missing, axis=0)
     bits = one("Pad", one("Cast", tree_mask, to=int64), padding)
-    bits = one("Reshape", bits, ints(0, 0, -1, WORD_BITS))
-    powers = rewriter.constant(np.left_shift(np.int64(1), np.arange(WORD_BITS, dtype=np.int64)))
-    words = one("ReduceSum", one("Mul", bits, powers), ints(3), keepdims=0)
+    # By quarters of a word: a runtime may add integers in floating point, which is exact for so few bits.
+    bits = one("Reshape", bits, ints(0, 0, -1, 4, _QUARTER))
+    powers = rewriter.constant(np.left_shift(np.int64(1), np.arange(_QUARTER, dtype=np.int64)))
+    sums = one("ReduceSum", one("Mul", bits, powers), ints(4), keepdims=0)
+    *lower, words = rewriter.insert(first, "Split", [sums], {"axis": 3, "num_outputs": 4}, outputs=4)
+    for quarter in reversed(lower):
+        words = one("Add", one("Mul", words, ints(1 << _QUARTER)), quarter)
+    words = one("Squeeze", words, ints(3))
     return words, one("Sub", one("Add", kv_length, after), new)
 
 
