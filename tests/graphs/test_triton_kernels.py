@@ -37,7 +37,14 @@ SHAPES: dict[str, dict[str, Any]] = {
     "a window over splits": {"lengths": (200, 30), "new": 12, "sliding_window": 100, "sinks": True},
     "a window within the tree": {"lengths": (130,), "new": 30, "sliding_window": 2, "heads": 2, "kv_heads": 1},
     "a window of the row itself": {"lengths": (3,), "new": 9, "sliding_window": 1, "softcap": 4.0},
-    "a window over a prompt": {"lengths": (50,), "new": 70, "chain": True, "sliding_window": 40, "heads": 2, "kv_heads": 1},
+    "a window over a prompt": {
+        "lengths": (50,),
+        "new": 70,
+        "chain": True,
+        "sliding_window": 40,
+        "heads": 2,
+        "kv_heads": 1,
+    },
     "a window longer than all": {"lengths": (70,), "new": 4, "sliding_window": 1000},
 }
 
@@ -46,7 +53,7 @@ def run(
     call: Call, *, split_rows: int = 64, dtype: torch.dtype = torch.float32
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The kernel's out [B, Q, Hq, D] and its caches, as the definition returns them."""
-    slots, heads, new, head_dim = call.query.shape
+    _, heads, new, head_dim = call.query.shape
     attention = Attention(query_heads=heads, kv_heads=call.key.shape[1], head_dim=head_dim, **call.attributes)
     names = ("query", "key", "value", "past_key", "past_value")
     rows = {name: torch.tensor(np.ascontiguousarray(getattr(call, name))).to(dtype) for name in names}

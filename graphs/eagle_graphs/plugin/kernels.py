@@ -91,7 +91,8 @@ def attend(
     if split == length // SPLIT_ROWS:
         earlier = tl.load(write_row + slot).to(tl.int32) - length
         after = earlier + new_rows
-        for start in tl.range(0, after, BLOCK_N, num_stages=1):
+        # What a pass needs is cheaper to compute again than to keep in registers (`disable_licm`).
+        for start in tl.range(0, after, BLOCK_N, num_stages=1, disable_licm=True):
             bit = start + tl.arange(0, BLOCK_N)
             new = (bit >= earlier)[:, None]
             mask = (bit < after)[:, None] & in_head[None, :]
