@@ -19,6 +19,7 @@ PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.bin")
 """Files that hold tensors: those of the first pattern that finds any."""
 HEAD_PATTERNS = ["*.json", "*.safetensors", "*.bin"]
+CONFIG_PATTERNS = ["config.json"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +57,15 @@ class Checkpoint:
         return data
 
 
-def find_checkpoint(where: str, *, what: str) -> Checkpoint:
-    """The checkpoint at a path or Hub id. `what` ("target", "head") is for messages. Raises EagleError."""
+def find_checkpoint(where: str, *, what: str, config_only: bool = False) -> Checkpoint:
+    """The checkpoint at a path or Hub id. `what` ("target", "head") is for messages. Raises EagleError.
+
+    config_only: of a Hub repository, fetch nothing but config.json.
+    """
     if not where:
         raise EagleError(f"{what}: its name is empty; expected a checkpoint directory, a .gguf file or a Hub id")
     try:
-        return _from_path(where, what=what) or _from_hub(where, what=what)
+        return _from_path(where, what=what) or _from_hub(where, what=what, config_only=config_only)
     except (OSError, RuntimeError) as error:  # RuntimeError: of expanduser, "~nobody"
         raise EagleError(f"{what}: {where[:200]} cannot be read: {getattr(error, 'strerror', error)}") from None
 
@@ -84,13 +88,13 @@ def _from_path(where: str, *, what: str) -> Checkpoint | None:
     return None
 
 
-def _from_hub(repo: str, *, what: str) -> Checkpoint:
+def _from_hub(repo: str, *, what: str, config_only: bool) -> Checkpoint:
     import huggingface_hub
     from huggingface_hub.errors import HFValidationError
 
     if repo.startswith((".", "/", "~")) or repo.count("/") > 1:
         raise EagleError(f"{what}: there is no directory or .gguf file {repo}")
-    patterns = HEAD_PATTERNS if what == "head" else PATTERNS
+    patterns = CONFIG_PATTERNS if config_only else HEAD_PATTERNS if what == "head" else PATTERNS
     try:
         directory = Path(huggingface_hub.snapshot_download(repo, allow_patterns=patterns))
     except HFValidationError:

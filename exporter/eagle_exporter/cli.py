@@ -16,6 +16,7 @@ from rich.console import Console
 from eagle_exporter.gpu_options import GpuOptions, gpu_precision
 from eagle_exporter.precision import Quantization, cpu_precision
 from eagle_graphs import EagleError, Profile, paths_from_json, profiles_from_text, static_profile
+from eagle_graphs.machines import MACHINES, Machine
 from eagle_graphs.tensorrt.build import build_options
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -23,6 +24,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 DYNAMIC, STATIC = "dynamic", "static"
 DEFAULT_PROFILES = "4,8,16"
+PLAN = "Planning"
 
 
 class Backend(str, Enum):  # noqa: UP042 - typer shows the values
@@ -77,7 +79,7 @@ class Lookup(str, Enum):  # noqa: UP042
 
 @app.command()
 def export(
-    context: typer.Context,
+    command: typer.Context,
     draft: Annotated[str, typer.Option(help="EAGLE head: a directory or a Hub id.")],
     model: Annotated[str | None, typer.Option(help="Target: a Hugging Face directory, .gguf file or Hub id.")] = None,
     inspect: Annotated[bool, typer.Option("--inspect", help="Say what the head is and if it fits; no export.")] = False,
@@ -119,12 +121,46 @@ def export(
     allow_inexact: Annotated[
         bool, typer.Option("--allow-inexact", help="Quantize even where trees are not exact.")
     ] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Say what the pair would gain on a machine; no export.")] = False,
+    machine: Annotated[str | None, typer.Option(help="--plan: a GPU by name.", rich_help_panel=PLAN)] = None,
+    bandwidth: Annotated[float | None, typer.Option(help="GB/s of its memory.", rich_help_panel=PLAN)] = None,
+    flops: Annotated[str | None, typer.Option(help="Its TFLOP/s, as fp16=121,int8=242.", rich_help_panel=PLAN)] = None,
+    memory: Annotated[float | None, typer.Option(help="Its GB.", rich_help_panel=PLAN)] = None,
+    context: Annotated[int, typer.Option(help="Tokens in the cache.", rich_help_panel=PLAN)] = 1024,
+    accepted_length: Annotated[
+        str | None, typer.Option(help="Tokens a round, for all profiles or each.", rich_help_panel=PLAN)
+    ] = None,
+    acceptance: Annotated[
+        str | None, typer.Option(help="Acceptance of a best, second-best, ... child.", rich_help_panel=PLAN)
+    ] = None,
+    efficiency: Annotated[float, typer.Option(help="Share of its limits reached.", rich_help_panel=PLAN)] = 1.0,
+    overhead_us: Annotated[float, typer.Option(help="Microseconds a pass beyond.", rich_help_panel=PLAN)] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON on standard output.")] = False,
 ) -> None:
     """Exports a model with its EAGLE draft head into one bundle, and proves it equal to the original."""
     if model is None and not inspect:
-        raise typer.BadParameter("it is missing; only --inspect goes without it", context, param_hint="--model")
+        raise typer.BadParameter("it is missing; only --inspect goes without it", command, param_hint="--model")
     chosen = _profiles(profiles, tree)
+    if plan and model is not None:
+        precision = Precision.FP16 if precision is None else precision
+        asked = _import_plan().PlanOptions(
+            model=model,
+            draft=draft,
+            machine=_machine(machine, bandwidth, flops, memory).reaching(efficiency),
+            precision=precision.value,
+            head_precision=(precision if head_precision is None else head_precision).value,
+            profiles=chosen,
+            context=context,
+            accepted_lengths=_decimals("--accepted-length", accepted_length),
+            acceptance=_decimals("--acceptance", acceptance),
+            overhead=overhead_us * 1e-6,
+        )
+        planned = _import_plan().plan(asked)
+        if as_json:
+            print(json.dumps(planned.to_dict()))
+        else:
+            planned.print(Console())
+        return
     if precision is None:
         precision = Precision.FP32 if backend is Backend.ONNXRUNTIME else Precision.FP16
     head_precision = precision if head_precision is None else head_precision
@@ -230,6 +266,49 @@ def _profiles(sizes: str | None, tree: str) -> tuple[Profile, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise EagleError(f"--tree is {tree!r}: not 'dynamic', not 'static', and no file of paths ({error})") from None
     return (static_profile(paths_from_json(text, tree)),)
+
+
+def _import_plan() -> Any:
+    """The module, which needs transformers."""
+    _quiet_libraries()
+    try:
+        from eagle_exporter import plan
+    except ImportError as error:
+        raise EagleError(
+            f"--plan needs {error.name}, which is not installed: pip install 'eagle-aot[export]'"
+        ) from None
+    return plan
+
+
+def _machine(name: str | None, bandwidth: float | None, flops: str | None, memory: float | None) -> Machine:
+    """The machine to plan for: a known one, one stated by its numbers, or the first corrected by the second."""
+    if name is None and (bandwidth is None or flops is None):
+        raise EagleError(f"--plan needs --machine ({', '.join(MACHINES)}), or --bandwidth and --flops")
+    if name is not None and name not in MACHINES:
+        raise EagleError(
+            f"--machine is {name!r}; known are {', '.join(MACHINES)}; "
+            "describe another with --bandwidth, --flops and --memory"
+        )
+    known = MACHINES[name] if name is not None else Machine(name="this machine", bandwidth=1, memory=None, rates={})
+    try:
+        rates = {
+            kind: float(tera) * 1e12 for kind, tera in (item.split("=") for item in (flops or "").split(",") if item)
+        }
+    except ValueError:
+        raise EagleError(f"--flops is {flops!r}; expected TFLOP/s by arithmetic, as fp16=121,int8=242") from None
+    return Machine(
+        name=known.name,
+        bandwidth=known.bandwidth if bandwidth is None else bandwidth * 1e9,
+        memory=known.memory if memory is None else memory * 1e9,
+        rates={**known.rates, **rates},
+    )
+
+
+def _decimals(option: str, text: str | None) -> tuple[float, ...]:
+    try:
+        return () if text is None else tuple(float(item) for item in text.split(","))
+    except ValueError:
+        raise EagleError(f"{option} takes numbers separated by commas, as in 1.7,2.0,2.2; found {text!r}") from None
 
 
 def _numbers(text: str | None) -> tuple[int, ...] | None:

@@ -65,6 +65,7 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Of the draws.", show_default="a new one")] = None,
     verify_mode: Annotated[str | None, typer.Option(help="'deterministic' or 'sampled' tree.")] = None,
     logprobs: Annotated[int | None, typer.Option(help="With --json: tokens' log-probabilities, and k best.")] = None,
+    device: Annotated[str, typer.Option(help="'cpu' or 'cuda'.")] = "cpu",
     kernels: Annotated[str, typer.Option(help="'native' or 'stock' (ONNX Runtime's), where it has both.")] = AUTO,
     threads: Annotated[int | None, typer.Option(help="Threads to compute with.", show_default="one a core")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Answer plainly too, and compare.")] = False,
@@ -108,7 +109,9 @@ def run(
     options |= {name: value for name, value in given_options.items() if value is not None}
     opened = AUTO if compare and profile == PLAIN else profile
     given = _read_prompt(source, messages, raw=raw)
-    with Session.open(bundle, profile=opened, threads=threads, kernels=kernels, verify=verify) as session:
+    with Session.open(
+        bundle, profile=opened, threads=threads, kernels=kernels, device=device, verify=verify
+    ) as session:
         if session.fallback is not None:
             print(f"note: {' '.join(session.fallback.split())}", file=sys.stderr)
         options |= token_options(

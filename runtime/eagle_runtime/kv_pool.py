@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,33 +25,18 @@ from eagle_graphs import EagleError, KVGeometry
 from eagle_graphs.ports import cache_names
 
 
-class KVPool:
-    """Caches of `slots` sequences for one graph. rows: a multiple of `key_block`.
+class SlotPool(ABC):
+    """Who holds which slot; where their rows lie is the subclass's affair."""
 
-    buffer: [layers, 2, slots, kv_heads, rows, head_dim]
-    keys: [layers, slots, kv_heads, rows / key_block, head_dim, key_block], a view of it
-    values: [layers, slots, kv_heads, rows, head_dim], the other
-    """
-
-    def __init__(self, geometry: KVGeometry, *, slots: int, rows: int, key_block: int = 1) -> None:
-        assert rows % key_block == 0, f"{rows} rows are no multiple of a block of {key_block}"
-        self.rows, self.key_block = rows, key_block
-        shape = (geometry.layers, 2, slots, geometry.kv_heads, rows, geometry.head_dim)
-        dtype = np.dtype(geometry.dtype)
-        # A mapping of its own rather than numpy's memory, which asks for huge pages: so only rows that were
-        # written are resident (47 kB a token for SmolLM2-135M), not the whole buffer from the first one on.
-        memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
-        self.buffer: npt.NDArray[np.float32] = np.frombuffer(memory, dtype).reshape(shape)
-        blocks = (*shape[2:4], rows // key_block, geometry.head_dim, key_block)
-        self.keys = self.buffer[:, 0].reshape(geometry.layers, *blocks)
-        self.values = self.buffer[:, 1]
+    def __init__(self, *, slots: int, rows: int) -> None:
+        self.slots, self.rows = slots, rows
         self._free = list(range(slots))
         self._held: set[KVSlot] = set()
 
     def acquire(self) -> KVSlot:
         """An empty slot. Raises EagleError when all are taken."""
         if not self._free:
-            raise EagleError(f"all {self.buffer.shape[2]} cache slots are in use: close a sequence first")
+            raise EagleError(f"all {self.slots} cache slots are in use: close a sequence first")
         slot = KVSlot(self, self._free.pop())
         self._held.add(slot)
         return slot
@@ -66,6 +52,33 @@ class KVPool:
         """Slots that nobody holds."""
         return len(self._free)
 
+    @abstractmethod
+    def move(self, slot: int, source: npt.NDArray[np.intp], start: int) -> None:
+        """Copies the rows `source` of a slot, rising, to the rows from `start` on, each at or below its source."""
+
+
+class KVPool(SlotPool):
+    """Caches of `slots` sequences for one graph. rows: a multiple of `key_block`.
+
+    buffer: [layers, 2, slots, kv_heads, rows, head_dim]
+    keys: [layers, slots, kv_heads, rows / key_block, head_dim, key_block], a view of it
+    values: [layers, slots, kv_heads, rows, head_dim], the other
+    """
+
+    def __init__(self, geometry: KVGeometry, *, slots: int, rows: int, key_block: int = 1) -> None:
+        assert rows % key_block == 0, f"{rows} rows are no multiple of a block of {key_block}"
+        super().__init__(slots=slots, rows=rows)
+        self.key_block = key_block
+        shape = (geometry.layers, 2, slots, geometry.kv_heads, rows, geometry.head_dim)
+        dtype = np.dtype(geometry.dtype)
+        # A mapping of its own rather than numpy's memory, which asks for huge pages: so only rows that were
+        # written are resident (47 kB a token for SmolLM2-135M), not the whole buffer from the first one on.
+        memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+        self.buffer: npt.NDArray[np.float32] = np.frombuffer(memory, dtype).reshape(shape)
+        blocks = (*shape[2:4], rows // key_block, geometry.head_dim, key_block)
+        self.keys = self.buffer[:, 0].reshape(geometry.layers, *blocks)
+        self.values = self.buffer[:, 1]
+
     def views(self, slot: int, prefix: str) -> dict[str, npt.NDArray[np.float32]]:
         """Each cache port of a slot, by name: contiguous views [1, kv_heads, rows, head_dim] or, of keys, in blocks."""
         layers = self.buffer.shape[0]
@@ -74,7 +87,7 @@ class KVPool:
         return dict(zip(cache_names(prefix, layers), parts, strict=True))
 
     def move(self, slot: int, source: npt.NDArray[np.intp], start: int) -> None:
-        """Copies the rows `source` of a slot to the rows from `start` on."""
+        """See `SlotPool.move`."""
         stop, block = start + len(source), self.key_block
         values = self.values[:, slot]
         values[:, :, start:stop] = values[:, :, source]
@@ -85,7 +98,7 @@ class KVPool:
 class KVSlot:
     """One sequence's rows."""
 
-    def __init__(self, pool: KVPool, index: int) -> None:
+    def __init__(self, pool: SlotPool, index: int) -> None:
         self.pool = pool
         self.index = index
         self.length = 0

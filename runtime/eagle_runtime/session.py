@@ -23,8 +23,18 @@ from eagle_runtime.chat import ChatTemplate, check_messages
 from eagle_runtime.cost_table import Table
 from eagle_runtime.draft import Drafter, Rounds, level_by_level
 from eagle_runtime.engines import Graph
-from eagle_runtime.engines.select import DraftRounds, open_draft, open_target, select_engine
+from eagle_runtime.engines.cuda import CudaMemory
+from eagle_runtime.engines.memory import DeviceMemory
+from eagle_runtime.engines.select import (
+    DraftRounds,
+    installed_backends,
+    open_draft,
+    open_target,
+    select_cuda_engine,
+    select_engine,
+)
 from eagle_runtime.generate import Progress, Request, Round, SlotState, generate
+from eagle_runtime.kv_pool import KVPool
 from eagle_runtime.learned import Learned
 from eagle_runtime.modes import AUTO, Mode, mode_from_name
 from eagle_runtime.processors import Processor
@@ -48,7 +58,14 @@ class Session:
     """Answers with EAGLE from one bundle. Use `open`; close it, or use it as a context manager."""
 
     def __init__(
-        self, bundle: Bundle, *, profile: str, threads: int | None, kernels: str, drafting: DraftingMode
+        self,
+        bundle: Bundle,
+        *,
+        profile: str,
+        threads: int | None,
+        kernels: str,
+        drafting: DraftingMode,
+        memory: DeviceMemory | None,
     ) -> None:
         manifest = bundle.manifest
         self.bundle = bundle
@@ -68,7 +85,13 @@ class Session:
             self._template = ChatTemplate(
                 bundle.text(manifest.tokenizer.chat_template), manifest.tokenizer.special_tokens
             )
-        self.engine, self.fallback = select_engine(manifest, kernels)
+        self._memory = memory
+        if memory is None:
+            self.engine, self.fallback = select_engine(manifest, kernels)
+        else:
+            self.engine, self.fallback = select_cuda_engine(
+                manifest, architecture=memory.architecture, installed=installed_backends()
+            )
         """The compiled graphs in use, and how exact they are; and why they are not the bundle's first, or None."""
         self._learned = Learned(bundle, self.engine, threads=threads)
         self._open_graphs(threads, drafting, mode)
@@ -82,6 +105,7 @@ class Session:
         threads: int | None = None,
         kernels: str = AUTO,
         drafting: DraftingMode = "compiled",
+        device: str = "cpu",
         verify: bool = False,
     ) -> Self:
         """Opens a bundle.
@@ -93,6 +117,7 @@ class Session:
             threads: of ONNX Runtime; None for one a core.
             kernels: "native" or "stock", where the bundle holds graphs for both; "auto" for the best that runs here.
             drafting: "compiled": a tree in one call where the bundle has its graph; "stepwise": one call a level.
+            device: "cpu", or "cuda" for the first GPU and the bundle's engines or portable graphs for it.
             verify: hash every file of the bundle even if this machine has done so before.
 
         Raises:
@@ -102,8 +127,11 @@ class Session:
             raise EagleError(f"threads is {threads}; expected 1 or more, or none to use every core")
         if drafting not in get_args(DraftingMode):
             raise EagleError(f"drafting is {drafting!r}; expected {' or '.join(get_args(DraftingMode))}")
+        if device not in ("cpu", "cuda"):
+            raise EagleError(f"device is {device!r}; expected 'cpu' or 'cuda'")
         bundle = open_bundle(directory, verify=verify)
-        return cls(bundle, profile=profile, threads=threads, kernels=kernels, drafting=drafting)
+        memory = CudaMemory() if device == "cuda" else None
+        return cls(bundle, profile=profile, threads=threads, kernels=kernels, drafting=drafting, memory=memory)
 
     def generate(self, prompt: str | None = None, **options: Unpack[StreamOptions]) -> Generation:
         """The whole answer at once; takes what `stream` takes."""
@@ -274,6 +302,9 @@ class Session:
         for graph in self._graphs:
             graph.close()
         self._graphs.clear()
+        if self._memory is not None:
+            self._memory.close()
+            self._memory = None
 
     def __enter__(self) -> Self:
         return self
@@ -352,14 +383,14 @@ class Session:
 
     def _open_graphs(self, threads: int | None, drafting: DraftingMode, mode: Mode) -> None:
         manifest = self.bundle.manifest
-        target = open_target(self.bundle, self.engine, threads=threads)
+        target = open_target(self.bundle, self.engine, threads=threads, memory=self._memory)
         self._graphs: list[Graph | DraftRounds] = [target.graph]
         drafter = None
         if mode.drafts:
-            draft = open_draft(self.bundle, self.engine, threads=threads)
+            draft = open_draft(self.bundle, self.engine, threads=threads, memory=self._memory)
             self._graphs.append(draft.graph)
             rounds: Rounds = level_by_level
-            if drafting == "compiled":
+            if drafting == "compiled" and isinstance(draft.pool, KVPool):
                 rounds = DraftRounds(self.bundle, self.engine, draft.pool, threads=threads)
                 for profile in manifest.profiles:
                     if mode.options is not None or profile == mode.profile:

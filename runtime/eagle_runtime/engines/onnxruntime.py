@@ -40,29 +40,9 @@ class OnnxRuntimeGraph:
             self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # ONNX Runtime's exceptions share no other base
             raise EagleError(f"ONNX Runtime {onnxruntime.__version__} cannot load {path.name}: {error}") from None
-        self._check(path, ports)
+        check_ports(self._session, path, ports)
         self._ports, self._pool = ports, pool
         self._calls: dict[tuple[Any, ...], OnnxRuntimeCall] = {}
-
-    def _check(self, path: Path, ports: GraphPorts) -> None:
-        for found, expected in (
-            (self._session.get_inputs(), ports.inputs),
-            (self._session.get_outputs(), ports.outputs),
-        ):
-            names = [value.name for value in found]
-            if names != [port.name for port in expected]:
-                raise EagleError(f"{path.name} has the ports {names[:8]}..., which are not those of its manifest")
-            for value, port in zip(found, expected, strict=True):
-                kind = value.type.removeprefix("tensor(").removesuffix(")")
-                kind = {"float": "float32"}.get(kind, kind)
-                fits = len(value.shape) == len(port.axes) and all(
-                    size == axis for size, axis in zip(value.shape, port.axes, strict=True) if isinstance(axis, int)
-                )
-                if kind != port.dtype or not fits:
-                    raise EagleError(
-                        f"{path.name}: {port.name} is {kind} {value.shape}, its manifest says {port.dtype} "
-                        f"{list(port.axes)}: export the bundle again"
-                    )
 
     def call(self, slot: int, *, outputs: tuple[str, ...], **sizes: int) -> OnnxRuntimeCall:
         """See `Graph.call`. Calls are kept, so that a repeated shape costs nothing."""
@@ -79,6 +59,28 @@ class OnnxRuntimeGraph:
         """See `Graph.close`."""
         self._calls.clear()
         self._session = None
+
+
+def check_ports(session: Any, path: Path, ports: GraphPorts) -> None:
+    """Raises EagleError where a session's inputs and outputs are not those that the manifest says."""
+    for found, expected in (
+        (session.get_inputs(), ports.inputs),
+        (session.get_outputs(), ports.outputs),
+    ):
+        names = [value.name for value in found]
+        if names != [port.name for port in expected]:
+            raise EagleError(f"{path.name} has the ports {names[:8]}..., which are not those of its manifest")
+        for value, port in zip(found, expected, strict=True):
+            kind = value.type.removeprefix("tensor(").removesuffix(")")
+            kind = {"float": "float32"}.get(kind, kind)
+            fits = len(value.shape) == len(port.axes) and all(
+                size == axis for size, axis in zip(value.shape, port.axes, strict=True) if isinstance(axis, int)
+            )
+            if kind != port.dtype or not fits:
+                raise EagleError(
+                    f"{path.name}: {port.name} is {kind} {value.shape}, its manifest says {port.dtype} "
+                    f"{list(port.axes)}: export the bundle again"
+                )
 
 
 class OnnxRuntimeCall:

@@ -2,36 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
 
-from eagle_graphs import EagleError, Manifest, Profile, draft_ports, draft_round_ports, target_ports
-from eagle_graphs.manifest import Engine
+from eagle_graphs import (
+    EagleError,
+    GraphPorts,
+    KVGeometry,
+    Manifest,
+    Profile,
+    draft_ports,
+    draft_round_ports,
+    target_ports,
+)
+from eagle_graphs.manifest import Engine, Exactness, PortableGraphs
 from eagle_graphs.native import library_problem
+from eagle_graphs.passes import Pass, draft_passes, target_passes
+from eagle_graphs.tensorrt.library import import_tensorrt
 from eagle_runtime.bundle import Bundle
+from eagle_runtime.engines.base import Graph
+from eagle_runtime.engines.device_pool import DeviceKVPool
+from eagle_runtime.engines.memory import DeviceMemory
 from eagle_runtime.engines.onnxruntime import OnnxRuntimeGraph
-from eagle_runtime.kv_pool import KVPool
+from eagle_runtime.engines.onnxruntime_device import OnnxRuntimeDeviceGraph
+from eagle_runtime.engines.tensorrt import TensorRTGraph
+from eagle_runtime.kv_pool import KVPool, SlotPool
+
+Backend = Literal["onnxruntime", "tensorrt-rtx", "tensorrt"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenGraph:
     """A graph and the pool that its caches live in."""
 
-    graph: OnnxRuntimeGraph
-    pool: KVPool
+    graph: Graph
+    pool: SlotPool
 
 
 def select_engine(manifest: Manifest, kernels: str = "auto") -> tuple[Engine, str | None]:
-    """The first engine for these kernels that this machine can run, and why it is not the bundle's first, if it is not.
+    """The first engine for CPUs with these kernels that can be run, and why it is not the bundle's first, if it is not.
 
     Raises EagleError where there is none.
     """
     problem = fallback = None
-    runnable = [engine for engine in manifest.engines if engine.backend == "onnxruntime"]
+    runnable = [engine for engine in manifest.engines if engine.device == "cpu"]
     if not runnable:
         held = ", ".join(dict.fromkeys(engine.backend for engine in manifest.engines))
-        raise EagleError(
-            f"the bundle has engines of {held} alone, which this version cannot run: export it for one more"
-        )
+        raise EagleError(f"the bundle has no graphs for CPUs, only engines of {held}: use --device cuda")
     engines = [engine for engine in runnable if kernels in ("auto", engine.kernels)]
     if not engines:
         held = ", ".join(dict.fromkeys(engine.kernels for engine in runnable))
@@ -49,29 +69,122 @@ def select_engine(manifest: Manifest, kernels: str = "auto") -> tuple[Engine, st
     )
 
 
-def open_target(bundle: Bundle, engine: Engine, *, threads: int | None) -> OpenGraph:
-    """The target's graph. Raises EagleError where ONNX Runtime refuses it."""
+def select_cuda_engine(
+    manifest: Manifest, *, architecture: str, installed: Collection[Backend]
+) -> tuple[Engine, str | None]:
+    """The engine to run on a GPU, and why it is not the bundle's first for GPUs, if it is not.
+
+    An engine of TensorRT that was built for the GPU; else the portable graphs, in ONNX Runtime.
+
+    Args:
+        manifest: the bundle's.
+        architecture: of the GPU, as sm89.
+        installed: libraries that are here.
+
+    Raises:
+        EagleError: there is none.
+    """
+    reasons = []
+    for engine in manifest.engines:
+        if engine.device != "cuda":
+            continue
+        if engine.backend not in installed:
+            reasons.append(f"{engine.backend} is not installed")
+        elif engine.architectures and architecture not in engine.architectures:
+            reasons.append(f"its {engine.backend} engine is for {', '.join(engine.architectures)}, not {architecture}")
+        elif engine.weights_stripped:
+            reasons.append(f"its {engine.backend} engine has no weights, and this version does not put them in")
+        else:
+            return engine, reasons[0] if reasons else None
+    if manifest.portable and "onnxruntime" in installed:
+        return engine_from_portable(manifest.portable[0]), reasons[0] if reasons else None
+    if manifest.portable:
+        reasons.append("ONNX Runtime, for its portable graphs, is not installed")
+    found = "; ".join(dict.fromkeys(reasons)) or "its graphs are for CPUs"
+    raise EagleError(
+        f"--device cuda: the bundle has nothing that runs here: {found}. "
+        "Export it with --portable, make engines of that with eagle-build on this machine, or use --device cpu"
+    )
+
+
+def engine_from_portable(graphs: PortableGraphs) -> Engine:
+    """What ONNX Runtime's CUDA provider runs of portable graphs. How exact it is there, nobody has measured."""
+    return Engine(
+        backend="onnxruntime",
+        device="cuda",
+        architectures=(),
+        kernels="stock",
+        precision=graphs.precision,
+        cache_dtype=graphs.cache_dtype,
+        weights_stripped=False,
+        slots=1,
+        target=graphs.target,
+        draft=graphs.draft,
+        draft_rounds={},
+        exactness=Exactness(kind="unmeasured", logit_gap=0.0, max_logit_difference=0.0, rows=0),
+    )
+
+
+def installed_backends() -> frozenset[Backend]:
+    """The libraries that can be imported here."""
+    modules: dict[Backend, str] = {
+        "tensorrt-rtx": "tensorrt_rtx",
+        "tensorrt": "tensorrt",
+        "onnxruntime": "onnxruntime",
+    }
+    return frozenset(backend for backend, module in modules.items() if find_spec(module) is not None)
+
+
+def open_target(
+    bundle: Bundle, engine: Engine, *, threads: int | None = None, memory: DeviceMemory | None = None
+) -> OpenGraph:
+    """The target's graph. memory: of the device that it runs on; None for the host.
+
+    Raises EagleError where the engine's library refuses it.
+    """
     manifest = bundle.manifest
+    kv = replace(manifest.target.kv, dtype=engine.cache_dtype)
     ports = target_ports(
-        manifest.target.kv,
+        kv,
         vocab_size=manifest.target.vocab_size,
         feature_width=manifest.head.hidden_size,
         key_block=engine.key_block,
     )
-    pool = KVPool(manifest.target.kv, slots=engine.slots, rows=manifest.limits.buffer_rows, key_block=engine.key_block)
-    native = engine.kernels == "native"
-    graph = OnnxRuntimeGraph(bundle.path(engine.target), ports, pool, threads=threads, native=native)
-    return OpenGraph(graph=graph, pool=pool)
+    passes = target_passes(manifest.profiles, manifest.limits)
+    return _open(bundle, engine, bundle.path(engine.target), ports, kv, passes, threads, memory)
 
 
-def open_draft(bundle: Bundle, engine: Engine, *, threads: int | None) -> OpenGraph:
-    """The head's graph. Raises EagleError where ONNX Runtime refuses it."""
+def open_draft(
+    bundle: Bundle, engine: Engine, *, threads: int | None = None, memory: DeviceMemory | None = None
+) -> OpenGraph:
+    """The head's graph, as `open_target`."""
     head = bundle.manifest.head
-    ports = draft_ports(head.kv, hidden_width=head.hidden_size, top_k=head.top_k, key_block=engine.key_block)
-    pool = KVPool(head.kv, slots=engine.slots, rows=bundle.manifest.limits.buffer_rows, key_block=engine.key_block)
-    native = engine.kernels == "native"
-    graph = OnnxRuntimeGraph(bundle.path(engine.draft), ports, pool, threads=threads, native=native)
-    return OpenGraph(graph=graph, pool=pool)
+    kv = replace(head.kv, dtype=engine.cache_dtype)
+    ports = draft_ports(kv, hidden_width=head.hidden_size, top_k=head.top_k, key_block=engine.key_block)
+    passes = draft_passes(bundle.manifest.profiles, bundle.manifest.limits)
+    return _open(bundle, engine, bundle.path(engine.draft), ports, kv, passes, threads, memory)
+
+
+def _open(
+    bundle: Bundle,
+    engine: Engine,
+    path: Path,
+    ports: GraphPorts,
+    kv: KVGeometry,
+    passes: Sequence[Pass],
+    threads: int | None,
+    memory: DeviceMemory | None,
+) -> OpenGraph:
+    rows = bundle.manifest.limits.buffer_rows
+    if memory is None:
+        pool = KVPool(kv, slots=engine.slots, rows=rows, key_block=engine.key_block)
+        native = engine.kernels == "native"
+        return OpenGraph(graph=OnnxRuntimeGraph(path, ports, pool, threads=threads, native=native), pool=pool)
+    device_pool = DeviceKVPool(memory, kv, slots=engine.slots, rows=rows)
+    if engine.backend == "onnxruntime":
+        return OpenGraph(graph=OnnxRuntimeDeviceGraph(path, ports, device_pool, memory), pool=device_pool)
+    trt = import_tensorrt(engine.backend)
+    return OpenGraph(graph=TensorRTGraph(trt, path, ports, device_pool, memory, passes), pool=device_pool)
 
 
 class DraftRounds:

@@ -1,0 +1,121 @@
+"""Attention for an engine of TensorRT with the fused kernels: TreeAttention becomes `plugin.tensorrt_plugin`'s plugins.
+
+TensorRT's parser finds a plugin by a node's name and its attribute `plugin_namespace`. The ports stay as they are: the
+tree's mask is packed in the graph, once in front of all layers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from eagle_graphs import tree_attention
+from eagle_graphs.errors import EagleError
+from eagle_graphs.lowering.rewrite import Rewriter
+from eagle_graphs.lowering.rows import float_attribute, head_count
+from eagle_graphs.plugin.launch import Attention
+from eagle_graphs.plugin.masks import WORD_BITS
+
+NAMESPACE = "eagle"
+ATTEND, COMBINE = "attend", "combine"
+_QUARTER = WORD_BITS // 4
+_HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def use_plugin_attention(
+    model: ir.Model, *, dtype: ir.DataType, new_rows: int, split_rows: int, capability: int
+) -> None:
+    """Rewrites every attention of the neutral graph in place.
+
+    Args:
+        model: the neutral graph.
+        dtype: element type of attention and of its caches, FLOAT16 or BFLOAT16.
+        new_rows: rows of the largest pass.
+        split_rows: committed rows of a split (`plugin.launch.split_rows_for`).
+        capability: ten times the compute capability of the GPU.
+
+    Raises:
+        EagleError: the kernels cannot express an attention, or have not this type.
+    """
+    if dtype not in _HALVES:
+        raise EagleError(f"--attention plugin got {dtype.name}, expected FLOAT16 or BFLOAT16: use --attention native")
+    rewriter = Rewriter(model.graph)
+    nodes = [n for n in model.graph if (n.domain, n.op_type) == (tree_attention.DOMAIN, tree_attention.NAME)]
+    words, write_row = _placement(rewriter, model.graph)
+    build = {"split_rows": split_rows, "capability": capability}
+    for node in nodes:
+        _rewrite(rewriter, node, (words, write_row), dtype, build, new_rows)
+    model.opset_imports[NAMESPACE] = 1
+
+
+def _placement(rewriter: Rewriter, graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
+    """The mask in words [B, Q, W] and the first row to write [B]."""
+    first = next(iter(graph))
+    ints, int64 = rewriter.ints, ir.DataType.INT64.value
+    inputs = {value.name: value for value in graph.inputs}
+    tree_mask, kv_length = inputs["tree_mask"], inputs["kv_length"]
+
+    def one(op_type: str, *values: ir.Value, **attributes: int) -> ir.Value:
+        return rewriter.one(first, op_type, values, attributes)
+
+    new, after = one("Shape", tree_mask, start=1, end=2), one("Shape", tree_mask, start=2, end=3)
+    missing = one("Mod", one("Neg", after), ints(WORD_BITS))  # columns up to a whole word
+    padding = one("Concat", ints(0, 0, 0, 0, 0), missing, axis=0)
+    bits = one("Pad", one("Cast", tree_mask, to=int64), padding)
+    # By quarters of a word: a runtime may add integers in floating point, which is exact for so few bits.
+    bits = one("Reshape", bits, ints(0, 0, -1, 4, _QUARTER))
+    powers = rewriter.constant(np.left_shift(np.int64(1), np.arange(_QUARTER, dtype=np.int64)))
+    sums = one("ReduceSum", one("Mul", bits, powers), ints(4), keepdims=0)
+    *lower, words = rewriter.insert(first, "Split", [sums], {"axis": 3, "num_outputs": 4}, outputs=4)
+    for quarter in reversed(lower):
+        words = one("Add", one("Mul", words, ints(1 << _QUARTER)), quarter)
+    words = one("Squeeze", words, ints(3))
+    return words, one("Sub", one("Add", kv_length, after), new)
+
+
+def _rewrite(
+    rewriter: Rewriter,
+    node: ir.Node,
+    placement: tuple[ir.Value, ir.Value],
+    dtype: ir.DataType,
+    build: dict[str, int],
+    new_rows: int,
+) -> None:
+    query, key, value, past_key, past_value, _, kv_length = node.inputs[:7]
+    assert query is not None
+    assert query.shape is not None
+    attention = Attention(
+        query_heads=head_count(node.outputs[0], axis=2),
+        kv_heads=head_count(past_key, axis=1),
+        head_dim=head_count(past_key, axis=3),
+        scale=node.attributes["scale"].as_float(),
+        softcap=float_attribute(node, "softcap"),
+        sliding_window=int(float_attribute(node, "sliding_window")),
+    )
+
+    def cast(given: ir.Value | None, to: ir.DataType) -> ir.Value:
+        return rewriter.one(node, "Cast", [given], {"to": to.value})
+
+    sinks = node.inputs[7] if len(node.inputs) > 7 else None
+    if sinks is None:
+        sinks = rewriter.constant(np.full(attention.query_heads, -np.inf, np.float32))
+    shared = {"sliding_window": attention.sliding_window, **build, "plugin_namespace": NAMESPACE, "plugin_version": "1"}
+    rows = [cast(part, dtype) for part in (query, key, value)]
+    partial, statistics, present_key, present_value = rewriter.insert(
+        node,
+        ATTEND,
+        [*rows, past_key, past_value, placement[0], kv_length, placement[1]],
+        {"scale": attention.scale, "softcap": attention.softcap, "new_rows": new_rows, **shared},
+        domain=NAMESPACE,
+        outputs=4,
+    )
+    (out,) = rewriter.insert(
+        node, COMBINE, [partial, statistics, kv_length, cast(sinks, dtype)], shared, domain=NAMESPACE
+    )
+    rewriter.replace(node.outputs[0], cast(out, ir.DataType.FLOAT))
+    for past, old, present in ((past_key, 1, present_key), (past_value, 2, present_value)):
+        assert past is not None
+        rewriter.replace(node.outputs[old], present)
+        past.type = present.type = ir.TensorType(dtype)
+        present.shape = past.shape
+    rewriter.graph.remove(node, safe=True)

@@ -1,0 +1,120 @@
+"""Memory of a device: addresses, copies in the order of one stream, and host arrays that they can start from.
+
+Graphs on a device and their cache pool know this interface alone. `HostMemory` is the same over the host's own memory:
+with it all that surrounds a graph runs, and is tested, where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from eagle_runtime.engines.base import Array
+
+ITEM_SIZES = {"bool": 1, "int64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of an element, by the names that ports use."""
+
+
+class DeviceMemory(Protocol):
+    """Whatever is copied is copied later, in order; `synchronize` waits for it."""
+
+    device: str
+    """"cpu" or "cuda", as ONNX Runtime calls it."""
+    architecture: str
+    """Of a GPU, as sm89; empty for the host."""
+    stream: int
+    """Handle of the stream; 0 where there is none."""
+
+    def allocate(self, size: int) -> int:
+        """Address of `size` bytes of zeros. Raises EagleError where there is no room."""
+        ...
+
+    def free(self, address: int) -> None:
+        """Gives back what `allocate` gave."""
+        ...
+
+    def host_array(self, shape: tuple[int, ...], dtype: str) -> Array:
+        """An array of zeros on the host that copies reach without a detour (pinned)."""
+        ...
+
+    def upload(self, address: int, array: Array) -> None:
+        """Copies a host array to the device; it must not change before `synchronize`."""
+        ...
+
+    def download(self, array: Array, address: int) -> None:
+        """Copies to a host array; it holds the data after `synchronize`."""
+        ...
+
+    def copy_rows(self, target: int, source: int, *, pitch: int, width: int, height: int) -> None:
+        """Copies `height` pieces of `width` bytes, `pitch` bytes apart, within the device."""
+        ...
+
+    def record(self, enqueue: Callable[[], None]) -> Callable[[], None]:
+        """What does again all that `enqueue` puts on the stream, from the same addresses; nothing is done yet."""
+        ...
+
+    def synchronize(self) -> None:
+        """Waits until all that was asked for is done."""
+        ...
+
+    def close(self) -> None:
+        """Frees everything, host arrays included; whoever uses them afterwards is at fault."""
+        ...
+
+
+class HostMemory:
+    """See `DeviceMemory`; the host plays the device, and every copy is done at once."""
+
+    device, architecture, stream = "cpu", "", 0
+
+    def __init__(self) -> None:
+        self._held: dict[int, npt.NDArray[np.uint8]] = {}
+
+    def allocate(self, size: int) -> int:
+        """See `DeviceMemory`."""
+        block = np.zeros(size, np.uint8)
+        self._held[block.ctypes.data] = block
+        return block.ctypes.data
+
+    def free(self, address: int) -> None:
+        """See `DeviceMemory`."""
+        del self._held[address]
+
+    def host_array(self, shape: tuple[int, ...], dtype: str) -> Array:
+        """See `DeviceMemory`."""
+        zeros: Array = np.zeros(shape, np.dtype(dtype))
+        return zeros
+
+    def upload(self, address: int, array: Array) -> None:
+        """See `DeviceMemory`."""
+        ctypes.memmove(address, array.ctypes.data, array.nbytes)
+
+    def download(self, array: Array, address: int) -> None:
+        """See `DeviceMemory`."""
+        ctypes.memmove(array.ctypes.data, address, array.nbytes)
+
+    def copy_rows(self, target: int, source: int, *, pitch: int, width: int, height: int) -> None:
+        """See `DeviceMemory`."""
+        for offset in range(0, pitch * height, pitch):
+            ctypes.memmove(target + offset, source + offset, width)
+
+    def record(self, enqueue: Callable[[], None]) -> Callable[[], None]:
+        """See `DeviceMemory`."""
+        return enqueue
+
+    def synchronize(self) -> None:
+        """See `DeviceMemory`."""
+
+    def close(self) -> None:
+        """See `DeviceMemory`."""
+        self._held.clear()
+
+
+def size_in_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    """Of an array."""
+    return math.prod(shape) * ITEM_SIZES[dtype]

@@ -1,0 +1,148 @@
+"""TensorRT's execution with ONNX Runtime in place of the library and the host in place of the GPU.
+
+Choice of passes, padding, addresses, recording and the order of copies are the runtime's own; what a real engine
+computes, and how fast, waits for tools/gpu_checks.sh.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from eagle_graphs import EagleError, draft_ports, target_ports
+from eagle_graphs.manifest import FILE_NAME, FileEntry, manifest_from_json
+from eagle_graphs.passes import draft_passes, target_passes
+from eagle_runtime import Session
+from eagle_runtime.bundle import open_bundle
+from eagle_runtime.engines import select
+from eagle_runtime.engines.memory import HostMemory
+from eagle_runtime.engines.select import engine_from_portable
+from tests.portable import with_portable_graphs
+from tests.standin import tensorrt_standin
+
+PROMPT = "the quick brown fox jumps over"
+
+
+class CountingMemory(HostMemory):
+    """Counts what a GPU would be made to wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = self.recorded = self.replayed = 0
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+    def record(self, enqueue: Callable[[], None]) -> Callable[[], None]:
+        self.recorded += 1
+
+        def replay() -> None:
+            self.replayed += 1
+            enqueue()
+
+        return replay
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_bundle: Path, tiny_target: Path, tiny_head: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny bundle with an engine of the portable graphs, whose file only the stand-in can read."""
+    out = with_portable_graphs(tiny_bundle, tiny_target, tiny_head, tmp_path_factory.mktemp("trt") / "bundle")
+    manifest = manifest_from_json((out / FILE_NAME).read_text())
+    engine = engine_from_portable(manifest.portable[0])
+    names = {}
+    for graph in ("target", "draft"):
+        names[graph] = f"portable/{graph}.engine"
+        (out / names[graph]).write_bytes(graph.encode())
+    files = manifest.files | {name: entry_of(out / name) for name in names.values()}
+    engine = replace(engine, backend="tensorrt-rtx", **names)
+    data = asdict(replace(manifest, files=files, engines=(*manifest.engines, engine)))
+    (out / FILE_NAME).write_text(json.dumps(data))
+    return out
+
+
+def entry_of(path: Path) -> FileEntry:
+    return FileEntry(size=path.stat().st_size, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+@pytest.fixture
+def opened(bundle: Path) -> Callable[[], tuple[Session, CountingMemory]]:
+    manifest = manifest_from_json((bundle / FILE_NAME).read_text())
+    limits, head, target = manifest.limits, manifest.head, manifest.target
+    ports = {
+        "target": target_ports(target.kv, vocab_size=target.vocab_size, feature_width=head.hidden_size),
+        "draft": draft_ports(head.kv, hidden_width=head.hidden_size, top_k=head.top_k),
+    }
+    passes = {
+        "target": target_passes(manifest.profiles, limits),
+        "draft": draft_passes(manifest.profiles, limits),
+    }
+    engines = {
+        name.encode(): (
+            bundle / "portable" / f"{name}.onnx",
+            [
+                {port.name: port.shape({"B": 1, "C": limits.buffer_rows, **each.sizes}) for port in ports[name].inputs}
+                for each in passes[name]
+            ],
+        )
+        for name in ("target", "draft")
+    }
+
+    def open_session() -> tuple[Session, CountingMemory]:
+        memory = CountingMemory()
+        with (
+            mock.patch.object(select, "import_tensorrt", return_value=tensorrt_standin(engines)),
+            mock.patch("eagle_runtime.session.installed_backends", return_value={"tensorrt-rtx"}),
+        ):
+            session = Session(open_bundle(bundle), profile="8", threads=None, kernels="auto", memory=memory)
+        return session, memory
+
+    return open_session
+
+
+def test_frozen_passes_give_the_text_of_open_shapes_with_onnx_runtime_for_tensorrt(
+    tiny_bundle: Path, opened: Callable[[], tuple[Session, CountingMemory]]
+) -> None:
+    session, _ = opened()
+    with session, Session.open(tiny_bundle, profile="8", kernels="stock") as cpu:
+        assert session.engine.backend == "tensorrt-rtx"
+        for profile in ("plain", "4", "16"):
+            options = {"profile": profile, "max_new_tokens": 20, "ignore_eos": True}
+            assert session.generate(PROMPT, **options).token_ids == cpu.generate(PROMPT, **options).token_ids
+        options = {"max_new_tokens": 12, "temperature": 0.9, "seed": 5}
+        assert session.generate(PROMPT, **options).token_ids == cpu.generate(PROMPT, **options).token_ids
+
+
+def test_a_pass_waits_once_and_is_recorded_once_with_onnx_runtime_for_tensorrt(
+    opened: Callable[[], tuple[Session, CountingMemory]],
+) -> None:
+    session, memory = opened()
+    with session:
+        session.generate(PROMPT, max_new_tokens=16, ignore_eos=True)
+        memory.waits = memory.recorded = memory.replayed = 0
+        session.reset()
+        session.generate(PROMPT, max_new_tokens=16, ignore_eos=True)
+        assert memory.recorded == 0, "a shape was recorded twice"
+        assert memory.waits == memory.replayed > 0
+
+
+def test_sampled_trees_need_open_shapes_and_are_refused_with_onnx_runtime_for_tensorrt(
+    opened: Callable[[], tuple[Session, CountingMemory]],
+) -> None:
+    session, _ = opened()
+    with session, pytest.raises(EagleError, match=r"no pass for .* sampled trees"):
+        session.generate(PROMPT, max_new_tokens=16, temperature=1.0, seed=1, verify_mode="sampled")
+
+
+def test_an_engine_that_cannot_be_loaded_is_refused_in_one_line_with_onnx_runtime_for_tensorrt(bundle: Path) -> None:
+    with (
+        mock.patch.object(select, "import_tensorrt", return_value=tensorrt_standin({})),
+        mock.patch("eagle_runtime.session.installed_backends", return_value={"tensorrt-rtx"}),
+        pytest.raises(EagleError, match=r"standin 0 cannot load target.engine: the magic tag is another one"),
+    ):
+        Session(open_bundle(bundle), profile="8", threads=None, kernels="auto", memory=HostMemory())

@@ -1,0 +1,99 @@
+"""The pool of a device and its copies, against the host's pool, with the host playing the device."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eagle_graphs import EagleError, KVGeometry, target_ports
+from eagle_runtime.engines.buffers import PassBuffers
+from eagle_runtime.engines.device_pool import DeviceKVPool
+from eagle_runtime.engines.memory import HostMemory
+from eagle_runtime.kv_pool import KVPool
+
+GEOMETRY = KVGeometry(layers=3, kv_heads=2, head_dim=4)
+ROWS = 24
+
+
+def view(address: int, shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
+    """The numbers at an address of the host."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)).view(dtype).reshape(shape)
+
+
+def caches(pool: DeviceKVPool, slot: int) -> dict[str, np.ndarray]:
+    return {name: view(address, pool.shape) for name, address in pool.addresses(slot, "past").items()}
+
+
+@given(st.integers(0, 10), st.lists(st.integers(0, 12), unique=True, max_size=8), st.integers(0, 1))
+def test_a_commit_moves_what_the_hosts_pool_moves(length: int, path: list[int], slot: int) -> None:
+    memory = HostMemory()
+    pool = DeviceKVPool(memory, GEOMETRY, slots=2, rows=ROWS)
+    host = KVPool(GEOMETRY, slots=2, rows=ROWS)
+    slots = [each.acquire() for each in (pool, host)]
+    if slot == 0:  # the other of the two
+        slots = [each.acquire() for each in (pool, host)]
+    index = slots[0].index
+    assert index == slots[1].index
+    random = np.random.default_rng(0)
+    for name, array in host.views(index, "past").items():
+        array[...] = random.standard_normal(array.shape)
+        caches(pool, index)[name][...] = array
+    for each in slots:
+        each.length = length
+        each.reserve(13)
+        each.commit(sorted(path))
+        assert each.length == length + len(path)
+    for name, array in host.views(index, "past").items():
+        np.testing.assert_array_equal(
+            caches(pool, index)[name][:, :, : length + len(path)], array[:, :, : length + len(path)]
+        )
+    other = caches(pool, 1 - index)
+    assert all(not array.any() for array in other.values()), "another slot was touched"
+
+
+def test_ports_of_a_slot_lie_side_by_side_and_past_is_present() -> None:
+    pool = DeviceKVPool(HostMemory(), GEOMETRY, slots=2, rows=ROWS)
+    assert pool.addresses(1, "past").values().__str__() == pool.addresses(1, "present").values().__str__()
+    found = [*pool.addresses(0, "past").values(), *pool.addresses(1, "past").values()]
+    assert [*pool.addresses(0, "past")][:3] == ["past_key_0", "past_value_0", "past_key_1"]
+    assert np.diff(found).tolist() == [2 * ROWS * 4 * 4] * 11
+    half = DeviceKVPool(
+        HostMemory(), KVGeometry(layers=3, kv_heads=2, head_dim=4, dtype="bfloat16"), slots=1, rows=ROWS
+    )
+    assert half.slot_size * 2 == pool.slot_size
+
+
+def test_slots_are_lent_as_the_hosts_are() -> None:
+    pool = DeviceKVPool(HostMemory(), GEOMETRY, slots=1, rows=ROWS)
+    slot = pool.acquire()
+    with pytest.raises(EagleError, match="all 1 cache slots are in use"):
+        pool.acquire()
+    with pytest.raises(EagleError, match="the cache has 24 rows"):
+        slot.reserve(ROWS + 1)
+    pool.release(slot)
+    assert pool.free_slots == 1
+
+
+def test_buffers_go_to_the_device_and_back_by_name() -> None:
+    memory = HostMemory()
+    ports = target_ports(GEOMETRY, vocab_size=11, feature_width=6)
+    sizes = {"B": 1, "Q": 3, "S": 5, "R": 2}
+    buffers = PassBuffers(memory, ports, sizes, ("argmax_ids", "features"))
+    assert buffers.inputs.keys() == {"input_ids", "position_ids", "tree_mask", "kv_length", "logit_rows"}
+    assert {name: array.shape for name, array in buffers.outputs.items()} == {"argmax_ids": (2,), "features": (1, 3, 6)}
+    assert buffers.shapes["logits"] == (2, 11), "what stays on the device has a place there"
+    buffers.inputs["tree_mask"][...] = True
+    buffers.inputs["input_ids"][0] = [4, 5, 6]
+    buffers.upload()
+    assert view(buffers.addresses["input_ids"], (3,), "int64").tolist() == [4, 5, 6]
+    assert view(buffers.addresses["tree_mask"], (15,), "bool").all()
+    view(buffers.addresses["argmax_ids"], (2,), "int64")[...] = [7, 8]
+    buffers.download()
+    assert buffers.outputs["argmax_ids"].tolist() == [7, 8]
+    buffers.close()
+    memory.close()

@@ -1,0 +1,121 @@
+"""A stand-in for TensorRT where there is no GPU: its Python interface, over ONNX Runtime and the portable graphs.
+
+It holds the runtime to TensorRT's rules (one profile a context, the shapes that the profile froze, every tensor given
+an address before a pass), and computes with the very ONNX that an engine is built from.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+_TYPES = {
+    "tensor(int64)": np.int64,
+    "tensor(bool)": np.bool_,
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+}
+
+
+class Severity(IntEnum):
+    INTERNAL_ERROR, ERROR, WARNING, INFO = range(4)
+
+
+class Logger:
+    Severity = Severity
+
+    def log(self, severity: Severity, message: str) -> None: ...
+
+
+class Context:
+    def __init__(self, session: Any, profiles: list[dict[str, tuple[int, ...]]]) -> None:
+        self._session, self._profiles = session, profiles
+        self._frozen: dict[str, tuple[int, ...]] = {}
+        self._addresses: dict[str, int] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    def set_optimization_profile_async(self, index: int, stream: int) -> bool:
+        self._frozen = self._profiles[index]
+        return True
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        assert tuple(shape) == self._frozen[name], f"{name}: {shape} is not the profile's {self._frozen[name]}"
+        self._shapes[name] = tuple(shape)
+        return True
+
+    def set_device_memory(self, address: int, size: int) -> None:
+        assert address
+
+    def set_tensor_address(self, name: str, address: int) -> bool:
+        self._addresses[name] = address
+        return True
+
+    def execute_async_v3(self, stream: int) -> bool:
+        sizes = {"Q": self._shapes["position_ids"][1], "R": self._shapes["logit_rows"][0], "B": 1}
+        feeds = {
+            value.name: self._array(value.name, value.type, self._shapes[value.name])
+            for value in self._session.get_inputs()
+        }
+        outputs = self._session.run(None, feeds)
+        for value, array in zip(self._session.get_outputs(), outputs, strict=True):
+            shape = [sizes.get(axis, axis) for axis in value.shape]
+            assert list(array.shape) == shape
+            self._array(value.name, value.type, tuple(shape))[...] = array
+        return True
+
+    def _array(self, name: str, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+        dtype = np.dtype(_TYPES[kind])
+        size = int(np.prod(shape)) * dtype.itemsize
+        return (
+            np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self._addresses[name]))
+            .view(dtype)
+            .reshape(shape)
+        )
+
+
+class Engine:
+    def __init__(self, path: Path, profiles: list[dict[str, tuple[int, ...]]]) -> None:
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # TensorScatter warns of the copy that TensorRT's rules spare
+        self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self._profiles = profiles
+        self._names = [value.name for value in (*self._session.get_inputs(), *self._session.get_outputs())]
+        self.num_io_tensors, self.num_optimization_profiles = len(self._names), len(profiles)
+
+    def get_tensor_name(self, index: int) -> str:
+        return self._names[index]
+
+    def get_device_memory_size_for_profile_v2(self, index: int) -> int:
+        return 64 * (index + 1)
+
+    def create_execution_context(self, strategy: str) -> Context:
+        assert strategy == "user managed"
+        return Context(self._session, self._profiles)
+
+
+def tensorrt_standin(engines: dict[bytes, tuple[Path, list[dict[str, tuple[int, ...]]]]]) -> Any:
+    """The module. engines: for the contents of an engine file, the ONNX behind it and its profiles' input shapes."""
+
+    class Runtime:
+        def __init__(self, logger: Logger) -> None:
+            self._logger = logger
+
+        def deserialize_cuda_engine(self, data: bytes) -> Engine | None:
+            if data not in engines:
+                self._logger.log(Severity.ERROR, "the magic tag is\n another one")
+                return None
+            return Engine(*engines[data])
+
+    return SimpleNamespace(
+        __name__="standin",
+        __version__="0",
+        ILogger=Logger,
+        Runtime=Runtime,
+        ExecutionContextAllocationStrategy=SimpleNamespace(USER_MANAGED="user managed"),
+    )

@@ -1,0 +1,67 @@
+"""The script for a machine with a GPU, with the host playing it: what it runs, what it skips, what it compares."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from eagle_graphs.manifest import FILE_NAME, manifest_from_json
+from eagle_runtime.bundle import open_bundle
+from eagle_runtime.engines.memory import HostMemory
+from eagle_runtime.engines.select import engine_from_portable
+from tests.portable import with_portable_graphs
+from tools import gpu_checks
+from tools.gpu_pairs import pairs
+
+ROOT = Path(__file__).parents[2]
+PROMPTS = [[{"role": "user", "content": "the quick brown fox"}]]
+
+
+@pytest.fixture(scope="module")
+def portable(tiny_bundle: Path, tiny_target: Path, tiny_head: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_portable_graphs(tiny_bundle, tiny_target, tiny_head, tmp_path_factory.mktemp("checks") / "bundle")
+
+
+def test_every_engine_is_tried_alone_and_what_cannot_run_says_why(portable: Path) -> None:
+    bundle = open_bundle(portable)
+    engine = replace(engine_from_portable(bundle.manifest.portable[0]), backend="tensorrt", architectures=("sm89",))
+    manifest = replace(bundle.manifest, engines=(*bundle.manifest.engines, engine))
+    found = gpu_checks.check_all(replace(bundle, manifest=manifest), HostMemory, PROMPTS, new_tokens=6)
+    assert [checked.name for checked in found] == ["tensorrt fp32 sm89", "onnxruntime fp32 (float32 cache)"]
+    assert found[0].skipped is not None
+    assert found[1].skipped is None
+    assert found[1].differing() == dict.fromkeys(("plain", "4", "8", "16"), 0)
+
+
+def test_an_engine_is_compared_with_the_portable_graph_of_its_precision(portable: Path) -> None:
+    manifest = manifest_from_json((portable / FILE_NAME).read_text())
+    alone = pairs(manifest)
+    assert alone == [
+        ("onnxruntime", "target", "portable/target.onnx", "-", "16"),
+        ("onnxruntime", "draft", "portable/draft.onnx", "-", "8"),
+    ]
+    engine = replace(engine_from_portable(manifest.portable[0]), backend="tensorrt-rtx")
+    other = replace(engine, precision="int8")
+    found = pairs(replace(manifest, engines=(*manifest.engines, engine, other)))
+    assert found[0] == ("tensorrt-rtx", "target", "portable/target.onnx", engine.target, "16")
+    assert found[2][2] == "", "no portable graph of that precision"
+
+
+def test_the_whole_script_runs_on_a_played_gpu(portable: Path, tiny_target: Path, tiny_head: Path) -> None:
+    packages = [str(ROOT / name) for name in ("graphs", "calibration", "exporter", "runtime")]
+    environment = os.environ | {
+        "PYTHON": sys.executable,
+        "DEVICE": "cpu",
+        "TRITON_INTERPRET": "1",
+        "PYTHONPATH": os.pathsep.join(packages),
+    }
+    command = ["bash", str(ROOT / "tools" / "gpu_checks.sh"), str(portable), str(tiny_target), str(tiny_head)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert "nothing failed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0
+    assert done.stdout.count("no output and no layer differs") in (0, 2)  # none where polygraphy is not installed
