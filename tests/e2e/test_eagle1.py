@@ -63,7 +63,7 @@ def bundles(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Bund
 @pytest.mark.parametrize(("name", "profiles"), [("dynamic", ("4", "12")), ("static", ("26",)), ("own", ("6",))])
 def test_the_text_is_plain_decoding_s(bundles: Bundles, name: str, profiles: tuple[str, ...]) -> None:
     directory = getattr(bundles, name)
-    for profile in profiles:
+    for profile in (*profiles, "auto"):
         lengths = []
         with Session.open(directory, profile=profile, threads=1) as session:
             for prompt in [*PROMPTS, *bundles.known]:
@@ -72,7 +72,8 @@ def test_the_text_is_plain_decoding_s(bundles: Bundles, name: str, profiles: tup
                 plain = session.generate(token_ids=prompt, max_new_tokens=TOKENS, ignore_eos=True, profile="plain")
                 assert eagle.token_ids == plain.token_ids
                 lengths.append(eagle.stats.accepted_length)
-        assert max(lengths) > 2, lengths  # it knows these answers
+        if profile != "auto":  # which may find that drafting does not pay here
+            assert max(lengths) > 2, lengths  # it knows these answers
 
 
 def test_the_manifest_names_kind_taps_and_paths(bundles: Bundles) -> None:
