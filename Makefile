@@ -26,7 +26,7 @@ demo: $(BUNDLE)/manifest.json
 	@printf '\n> %s\n\n' "$(PROMPT)"
 	@$(BIN)/eagle-run $(BUNDLE) --prompt "$(PROMPT)" --max-new-tokens 192 --compare
 
-test: $(VENV)/installed $(VENV)/tensorrt-rtx
+test: $(VENV)/installed $(VENV)/gpu
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
 
 lossless: $(VENV)/installed
@@ -52,8 +52,8 @@ $(BUNDLE)/manifest.json: $(VENV)/installed $(SOURCES)
 	$(BIN)/eagle-export --model "$$($(BIN)/python tools/demo/find_model.py)" --draft tools/demo/head \
 	    --profiles 4,8,16 --precision int8 --out $(BUNDLE)
 
-$(VENV)/tensorrt-rtx: $(VENV)/installed
-	@$(PIP) -c tools/constraints.txt tensorrt-rtx-cu13
+$(VENV)/gpu: $(VENV)/installed
+	@$(PIP) -c tools/constraints.txt -e '.[tensorrt-rtx,plugin]'
 	@touch $@
 
 $(VENV)/installed: pyproject.toml tools/constraints.txt $(wildcard graphs/eagle_graphs/native/src/*)

@@ -33,7 +33,7 @@ def test_tiles_hold_the_rows_of_a_group() -> None:
     assert tile_heights(4, 128, new_rows=1) == [16]
     assert tile_heights(4, 128, new_rows=8) == [16, 32]
     assert tile_heights(4, 128, new_rows=60) == [16, 32, 64]
-    assert tile_heights(4, 256, new_rows=60) == [16, 32]
+    assert tile_heights(4, 256, new_rows=60) == [16]
 
 
 @pytest.mark.parametrize("new_rows", [1, 10, 60, 512])

@@ -1,8 +1,8 @@
 """The kernels, in Triton: attention of a tree over an in-place cache, and the move of accepted rows.
 
-Suffixes of names are left out; the tiles are
+Letters are those of `tree_attention`, and W words of the mask a row. Tiles:
 
-    BLOCK_M  rows of queries: BLOCK_M // GROUP tree rows, each with the GROUP query heads of one key head
+    BLOCK_M  rows of queries: of each row of the tree the GROUP query heads of one key head
     BLOCK_N  rows of keys: 32, so that a tile's bits are one half of a word of the mask
     BLOCK_D  the head's width, rounded up to a power of two
 

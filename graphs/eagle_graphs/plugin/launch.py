@@ -54,7 +54,7 @@ class Tiles:
     block_d: int
     """The head's width, rounded up to a power of two."""
     num_warps: int
-    num_stages: int = 3
+    num_stages: int = 2
 
 
 def tiles_for(attention: Attention, new_rows: int) -> Tiles:
@@ -63,8 +63,11 @@ def tiles_for(attention: Attention, new_rows: int) -> Tiles:
 
 
 def tile_heights(group: int, head_dim: int, new_rows: int) -> list[int]:
-    """The `block_m` that are worth trying for `new_rows` rows a slot, rising: the last holds the most rows."""
-    most = 64 if _block_d(head_dim) <= 128 else 32
+    """The `block_m` that are worth trying for `new_rows` rows a slot, rising: the last holds the most rows.
+
+    With the highest, a program's shared memory is within the 48 KiB that a launch has without asking for more.
+    """
+    most = 64 if _block_d(head_dim) <= 128 else 16
     heights = [16]
     while heights[-1] < min(most, new_rows * group):
         heights.append(heights[-1] * 2)
