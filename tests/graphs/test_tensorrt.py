@@ -19,7 +19,8 @@ from eagle_graphs.tensorrt.description import description_from_log
 from eagle_graphs.tensorrt.report import report_from_engine
 
 LAYER = (
-    "Name: {name}, LayerType: {kind}, Inputs: [ {{ Name: x{mark}, Dimensions: [1,5], Datatype: {reads}, Format: any }}], "
+    "Name: {name}, LayerType: {kind}, "
+    "Inputs: [ {{ Name: x{mark}, Dimensions: [1,5], Datatype: {reads}, Format: any }}], "
     "Constants: [ {{ Name: w, Dimensions: [5,5], Datatype: {weights}, Format: any }}], "
     "Outputs: [ {{ Name: y, Dimensions: [1,5], Datatype: Float, Format: any }}], "
     "TacticName: t, StreamId: 0, Metadata: {nodes}"
