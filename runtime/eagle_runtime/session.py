@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -13,13 +12,11 @@ from typing import Literal, Self, Unpack, get_args
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
 
 from eagle_graphs import EagleError
 from eagle_runtime.accept import Accepting, Greedy
 from eagle_runtime.answer import Generation, StreamOptions
 from eagle_runtime.bundle import Bundle, open_bundle
-from eagle_runtime.chat import ChatTemplate, check_messages
 from eagle_runtime.cost_table import Table
 from eagle_runtime.draft import Drafter, Rounds, level_by_level
 from eagle_runtime.engines import Graph
@@ -38,6 +35,7 @@ from eagle_runtime.kv_pool import KVPool
 from eagle_runtime.learned import Learned
 from eagle_runtime.modes import AUTO, Mode, mode_from_name
 from eagle_runtime.processors import Processor
+from eagle_runtime.prompts import Prompts
 from eagle_runtime.sampler import Sampler
 from eagle_runtime.sampling import Sampling, SamplingOptions
 from eagle_runtime.stats import Stats
@@ -78,13 +76,9 @@ class Session:
         self._lock, self._cancelled, self._closed = threading.Lock(), threading.Event(), False
         self._answering = 0  # the thread that holds the lock, or held it last
         self._streams: weakref.WeakSet[Generator[str, None, None]] = weakref.WeakSet()
-        self.tokenizer = _load_tokenizer(bundle)
+        self._prompts = Prompts(bundle)
+        self.tokenizer = self._prompts.tokenizer
         """The target's."""
-        self._template: ChatTemplate | None = None
-        if manifest.tokenizer.chat_template is not None:
-            self._template = ChatTemplate(
-                bundle.text(manifest.tokenizer.chat_template), manifest.tokenizer.special_tokens
-            )
         self._memory = memory
         if memory is None:
             self.engine, self.fallback = select_engine(manifest, kernels)
@@ -190,7 +184,7 @@ class Session:
         options.check_tokens(vocab_size)
         if options.min_new_tokens > max_new_tokens:
             raise EagleError(f"min_new_tokens is {options.min_new_tokens}, more than max_new_tokens, {max_new_tokens}")
-        tokens = self._prompt_tokens(prompt, messages, token_ids)
+        tokens = self._prompts.tokens(prompt, messages, token_ids)
         mode = mode_from_name(
             self._name if profile is None else profile, manifest, lookup=lookup, sampled=options.proposal is not None
         )
@@ -227,7 +221,7 @@ class Session:
 
     def encode(self, prompt: str | None = None, *, messages: Sequence[Mapping[str, str]] | None = None) -> list[int]:
         """The tokens of a prompt or a conversation, as `stream` would feed them. Raises EagleError as it does."""
-        return self._prompt_tokens(prompt, messages, None)
+        return self._prompts.tokens(prompt, messages, None)
 
     def piece(self, token_id: int) -> str:
         """The text of one token, special ones by their name; for showing, since a token may be half a character."""
@@ -238,7 +232,7 @@ class Session:
 
         Raises EagleError as `stream` does; SessionBusyError while an answer is under way.
         """
-        tokens = self._prompt_tokens(None, None, token_ids)
+        tokens = self._prompts.tokens(None, None, token_ids)
         chunk = self.bundle.manifest.limits.prefill_chunk
         with self._exclusive():
             self._state.reset()
@@ -351,36 +345,6 @@ class Session:
                 self._free()
             self._lock.release()
 
-    def _prompt_tokens(
-        self,
-        prompt: str | None,
-        messages: Sequence[Mapping[str, str]] | None,
-        token_ids: Sequence[int] | None,
-    ) -> list[int]:
-        given = [value is not None for value in (prompt, messages, token_ids)]
-        if sum(given) != 1:
-            raise EagleError(f"give one of prompt, messages and token_ids; found {sum(given)} of them")
-        manifest = self.bundle.manifest
-        if messages is not None:
-            if self._template is None:
-                raise EagleError("the target has no chat template: give a prompt without one (eagle-run --raw)")
-            text = self._template.render(check_messages(messages, "messages"))
-            tokens = self.tokenizer.encode(text, add_special_tokens=False).ids
-        elif prompt is not None:
-            tokens = self.tokenizer.encode(prompt).ids
-        else:
-            tokens = _whole_numbers(token_ids)
-        if not tokens:
-            raise EagleError("the prompt has no tokens: give some text")
-        if outside := [token for token in tokens if not 0 <= token < manifest.target.vocab_size]:
-            raise EagleError(f"token id {outside[0]} is not in the vocabulary of {manifest.target.vocab_size}")
-        if len(tokens) > manifest.limits.capacity:
-            raise EagleError(
-                f"the prompt has {len(tokens)} tokens, the bundle's capacity is {manifest.limits.capacity}: "
-                "shorten it, or export with a larger --capacity"
-            )
-        return list(tokens)
-
     def _open_graphs(self, threads: int | None, drafting: DraftingMode, mode: Mode) -> None:
         manifest = self.bundle.manifest
         target = open_target(self.bundle, self.engine, threads=threads, memory=self._memory)
@@ -399,18 +363,3 @@ class Session:
             chunk = manifest.limits.prefill_chunk
             drafter = Drafter(draft.graph, draft.pool.acquire(), manifest.head, chunk=chunk, rounds=rounds)
         self._state = SlotState(verifier=Verifier(target.graph, target.pool.acquire()), drafter=drafter)
-
-
-def _load_tokenizer(bundle: Bundle) -> Tokenizer:
-    name = bundle.manifest.tokenizer.tokenizer
-    try:
-        return Tokenizer.from_file(str(bundle.path(name)))
-    except Exception as error:  # tokenizers raises bare Exception
-        raise EagleError(f"{bundle.path(name)} is not a tokenizer that `tokenizers` can read: {error}") from None
-
-
-def _whole_numbers(token_ids: Sequence[int] | None) -> list[int]:
-    try:
-        return [operator.index(token) for token in (token_ids if token_ids is not None else ())]
-    except TypeError:
-        raise EagleError(f"token_ids holds something other than whole numbers: {token_ids!r:.80}") from None
