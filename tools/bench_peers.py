@@ -123,30 +123,45 @@ def bench_peers(
         write(out, facts | {"quality": [asdict(row) for row in rows]})
         return
 
-    eagle_profiles = list(dict.fromkeys([*profiles.split(","), PLAIN]))
+    def start_own(profile: str) -> Worker:
+        return eagle_worker(profile, bundle=bundle, threads=threads, ends=ends, logs=ROOT / "logs")
+
     with ExitStack() as stack:
-        engines: list[tuple[Engine, Worker]] = []
-        for profile in eagle_profiles:
-            worker = eagle_worker(profile, bundle=bundle, threads=threads, ends=ends, logs=ROOT / "logs")
-            name = profile if profile in (PLAIN, AUTO) else f"profile {profile}"
-            engines.append((Engine(peer=EAGLE, name=name, plain=profile == PLAIN), stack.enter_context(worker)))
+        engines = [
+            (own_engine(profile), stack.enter_context(start_own(profile)))
+            for profile in dict.fromkeys([*profiles.split(","), PLAIN])
+        ]
         for setting in settings:
             engine = Engine(peer=setting.peer, name=setting.name, plain=setting.plain)
             engines.append((engine, stack.enter_context(start(setting))))
-        for _, worker in engines:
-            worker.generate(asked[0], WARM_UP_TOKENS)
-        for number, tokens in enumerate(track(asked, description="prompts", console=console)):
-            turn = number % len(engines)
-            for engine, worker in engines[turn:] + engines[:turn]:
-                engine.runs.append(Run(**worker.generate(tokens, max_new_tokens)))
+        measure_times(engines, asked, max_new_tokens, console)
 
     measured = [engine for engine, _ in engines]
-    rows = summary(measured, eagle=measured[0], plain=measured[eagle_profiles.index(PLAIN)])
+    plain = next(engine for engine in measured if engine.plain)
+    rows = summary(measured, eagle=measured[0], plain=plain)
     title = f"{builds.checkpoint.stem}, {len(asked)} prompts, up to {max_new_tokens} tokens, {threads} threads"
     Console(highlight=False, width=120).print(summary_table(rows, title=title, eagle=measured[0].name))
     write(out, facts | {"max_new_tokens": max_new_tokens, "summary": rows, "engines": [asdict(e) for e in measured]})
     if plot_file is not None:
         plot(rows, plot_file, title=title, own=EAGLE)
+
+
+def own_engine(profile: str) -> Engine:
+    """This project with one of the bundle's profiles."""
+    name = profile if profile in (PLAIN, AUTO) else f"profile {profile}"
+    return Engine(peer=EAGLE, name=name, plain=profile == PLAIN)
+
+
+def measure_times(
+    engines: Sequence[tuple[Engine, Worker]], prompts: Sequence[Sequence[int]], max_new_tokens: int, console: Console
+) -> None:
+    """All engines answer a prompt before any answers the next, each prompt beginning with another engine."""
+    for _, worker in engines:
+        worker.generate(prompts[0], WARM_UP_TOKENS)
+    for number, tokens in enumerate(track(prompts, description="prompts", console=console)):
+        first = number % len(engines)
+        for engine, worker in [*engines[first:], *engines[:first]]:
+            engine.runs.append(Run(**worker.generate(tokens, max_new_tokens)))
 
 
 def measure_quality(bundle: Path, settings: Sequence[Setting], start: Callable[[Setting], Worker]) -> list[Perplexity]:
@@ -166,9 +181,14 @@ def measure_quality(bundle: Path, settings: Sequence[Setting], start: Callable[[
     reference = scores(original)
     rows = [perplexity_from_scores(str(original), reference, reference)]
     rows += own_quality(bundle)
+    builds: dict[str, Setting] = {}
     for setting in settings:
-        if setting.plain and setting is not original:
-            rows.append(perplexity_from_scores(str(setting), scores(setting), reference))
+        builds.setdefault(setting.model, setting)
+    rows += [
+        perplexity_from_scores(str(setting), scores(setting), reference)
+        for name, setting in builds.items()
+        if name != ORIGINAL
+    ]
     return rows
 
 

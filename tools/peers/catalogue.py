@@ -69,6 +69,7 @@ def environments() -> dict[str, Environment]:
 
 SETTINGS = (
     Setting(peer="llama.cpp", name="Q4_1", model="gguf"),
+    Setting(peer="llama.cpp", name="Q4_1, flash attention", model="gguf", options={"flash_attention": True}),
     *(
         Setting(peer="llama.cpp", name=f"Q4_1, look-up {n}", model="gguf", options={"lookup": n}, plain=False)
         for n in (2, 4)

@@ -56,14 +56,9 @@ def median_ratio(of: Sequence[Run], to: Sequence[Run]) -> float:
     return statistics.median(ratios) if ratios else math.nan
 
 
-def common_share(runs: Sequence[Run], reference: Sequence[Run]) -> float:
-    """How much of the reference's answers a run says before it first says something else: a mean over the prompts."""
-    shares = []
-    for run, other in zip(runs, reference, strict=True):
-        pairs = zip(run.tokens, other.tokens, strict=False)
-        same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(run.tokens), len(other.tokens)))
-        shares.append(same / len(other.tokens))
-    return statistics.fmean(shares)
+def identical_share(runs: Sequence[Run], reference: Sequence[Run]) -> float:
+    """The share of prompts that both answer with the same tokens."""
+    return statistics.fmean(run.tokens == other.tokens for run, other in zip(runs, reference, strict=True))
 
 
 def best_of_each_peer(engines: Sequence[Engine]) -> dict[str, Engine]:
@@ -76,8 +71,12 @@ def best_of_each_peer(engines: Sequence[Engine]) -> dict[str, Engine]:
 
 
 def summary(engines: Sequence[Engine], *, eagle: Engine, plain: Engine) -> list[dict[str, Any]]:
-    """A row of each engine, this project's EAGLE and plain decoding among them."""
+    """A row of each engine, this project's EAGLE and plain decoding among them.
+
+    What speculates is compared with plain decoding of the same peer where that ran: does it say the same?
+    """
     best = best_of_each_peer(engines)
+    plainly = {engine.peer: engine for engine in reversed(engines) if engine.plain}
     return [
         {
             "peer": engine.peer,
@@ -86,9 +85,10 @@ def summary(engines: Sequence[Engine], *, eagle: Engine, plain: Engine) -> list[
             "tokens_per_s": round(engine.tokens_per_s, 2),
             "first_token_ms": round(1e3 * statistics.median(run.prefill_s for run in engine.runs), 1),
             "eagle_ratio": round(median_ratio(eagle.runs, engine.runs), 3),
-            # What does not speculate is compared with what does not.
             "plain_ratio": round(median_ratio(plain.runs, engine.runs), 3) if engine.plain else None,
-            "same_text": round(common_share(engine.runs, plain.runs), 3),
+            "identical": None
+            if engine.plain or engine.peer not in plainly
+            else round(identical_share(engine.runs, plainly[engine.peer].runs), 3),
         }
         for engine in engines
     ]
@@ -96,7 +96,7 @@ def summary(engines: Sequence[Engine], *, eagle: Engine, plain: Engine) -> list[
 
 def summary_table(rows: Sequence[Mapping[str, Any]], *, title: str, eagle: str) -> Table:
     table = Table(title=title)
-    columns = ("tokens/s", "first token, ms", f"EAGLE ({eagle}) is", "our plain is", "text as our plain")
+    columns = ("tokens/s", "first token, ms", f"EAGLE ({eagle}) is", "our plain is", "same as its plain")
     for column in ("", *columns):
         table.add_column(column, justify="right" if column else "left")
     for row in rows:
@@ -106,7 +106,7 @@ def summary_table(rows: Sequence[Mapping[str, Any]], *, title: str, eagle: str) 
             f"{row['first_token_ms']:.0f}",
             f"{row['eagle_ratio']:.2f}x",
             "" if row["plain_ratio"] is None else f"{row['plain_ratio']:.2f}x",
-            f"{row['same_text']:.0%}",
+            "" if row["identical"] is None else f"{row['identical']:.0%}",
             style="bold" if row["best"] else "",
         )
     return table

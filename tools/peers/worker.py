@@ -19,6 +19,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -125,20 +126,24 @@ class OpenVino:
         return list(answer.tokens[0]), first, seconds - first
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """The pipeline keeps its logits to itself: the same graph, compiled for a prompt only."""
-        import openvino
-
+        self.graph.reset_state()
         ids = np.array([tokens], np.int64)
-        graph = openvino.Core().compile_model(
-            f"{self.model}/openvino_model.xml", "CPU", {"INFERENCE_NUM_THREADS": self.threads}
-        )
         feeds = {
             "input_ids": ids,
             "attention_mask": np.ones_like(ids),
             "position_ids": np.arange(len(tokens))[None],
             "beam_idx": np.zeros(1, np.int32),
         }
-        return graph(feeds)["logits"][0]
+        return self.graph.infer(feeds)["logits"][0]
+
+    @cached_property
+    def graph(self) -> Any:
+        """The pipeline keeps its logits to itself: the same graph, asked directly."""
+        import openvino
+
+        options = {"INFERENCE_NUM_THREADS": self.threads}
+        path = f"{self.model}/openvino_model.xml"
+        return openvino.Core().compile_model(path, "CPU", options).create_infer_request()
 
 
 class OnnxRuntimeGenAi:
@@ -227,10 +232,10 @@ def answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
         tokens, prefill_s, decode_s = engine.generate(request["generate"], request["max_new_tokens"])
         return {"tokens": tokens, "prefill_s": prefill_s, "decode_s": decode_s}
     tokens = request["score"]
-    logits = engine.logits(tokens)[:-1].astype(np.float64)
-    logits -= logits.max(axis=1, keepdims=True)
-    likelihood = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    nll = -np.take_along_axis(likelihood, np.array(tokens[1:])[:, None], axis=1)[:, 0]
+    logits = engine.logits(tokens)[:-1]
+    logits = logits - logits.max(axis=1, keepdims=True)
+    said = np.take_along_axis(logits, np.array(tokens[1:])[:, None], axis=1)[:, 0]
+    nll = np.log(np.exp(logits).sum(axis=1, dtype=np.float64)) - said
     return {"nll": nll.tolist(), "likeliest": logits.argmax(axis=1).tolist()}
 
 
