@@ -1,11 +1,11 @@
 """What drafting and verifying cost on this machine, in seconds.
 
 A cost grows with the context by a line. The lines come from `eagle-run --tune`, or from the first rounds; every round
-then corrects them. Its time moves two factors: one of all costs, since a machine is faster or slower as a whole, and
-more slowly one of the step that was timed.
+then corrects them. Its time moves two factors, one of all costs, since a machine is faster or slower as a whole, and
+one of the step that was timed: the step's own while it has seldom been timed, later rather that of all.
 
 A step that nobody has measured is taken to cost as little as it may: what the next smaller one of its kind does. So it
-is tried, and measured, wherever it might pay.
+is tried, and measured, wherever it might pay. For the same reason one that was seldom timed is given some doubt.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from collections.abc import Iterable
 from eagle_graphs import Profile
 from eagle_runtime.cost_table import Line, Table
 
-_SHARED, _OWN = 0.1, 0.03  # share of a deviation that moves the factor of all costs, and the step's own
+_SHARED, _OWN = 0.1, 0.03  # share of a deviation that moves the factor of all costs, and at least the step's own
+_OFTEN = 32  # times that a step must have been timed to be sure of it; what was measured before has been
+_DOUBT = 0.3  # share of its cost that is doubted after the first one, less with the root of their number
 _CLIP = 0.5  # largest deviation, as a logarithm, that one round may claim: a pause says nothing of a step
 _RUNS = 3  # of a step before it is measured; the first one makes its buffers
 _SMALLER = {"verify": 0.8, "draft": 0.4}  # least that a smaller step may cost beside one that is measured
@@ -39,6 +41,7 @@ class Costs:
         self._lines = {step: line for step, line in (table or {}).items() if step in self._steps}
         self._own = dict.fromkeys(self._steps, 1.0)
         self._shared = 1.0
+        self._times = dict.fromkeys(self._lines, _OFTEN)  # that a step has been timed
         self._runs: dict[str, list[float]] = {}  # seconds of the first runs in this process
         self._stand_ins = {step: self._stand_in(step) for step in self._steps}
 
@@ -58,10 +61,12 @@ class Costs:
         if not runs or (step not in self._lines and len(runs) < _RUNS - 1):
             runs.append(seconds)
         elif step in self._lines:
-            deviation = math.log(seconds / self._at(step, rows))
+            deviation = math.log(seconds * self._belief(step) / self._at(step, rows))
             deviation = min(max(deviation, -_CLIP), _CLIP)
-            self._shared *= math.exp(_SHARED * deviation)
-            self._own[step] *= math.exp(_OWN * deviation)
+            self._times[step] += 1
+            own = max(1 / self._times[step], _OWN)
+            self._own[step] *= math.exp(own * deviation)
+            self._shared *= math.exp((1 - own) * _SHARED * deviation)
         else:
             self._measure(step, rows, min(*runs[1:], seconds))
 
@@ -83,12 +88,18 @@ class Costs:
     def _at(self, step: str, rows: int) -> float:
         known, times = self._stand_ins[step]
         line = self._lines.get(known, _UNIT)
-        return line.at(rows) * self._own[known] * self._shared * times
+        return line.at(rows) * self._own[known] * self._shared * self._belief(known) * times
+
+    def _belief(self, step: str) -> float:
+        """The share of a step's cost that is not doubted."""
+        seen = min(self._times.get(step, _OFTEN), _OFTEN)
+        return 1 - _DOUBT * (1 / math.sqrt(seen) - 1 / math.sqrt(_OFTEN))
 
     def _measure(self, step: str, rows: int, seconds: float) -> None:
         """Gives a step its line, as steep as that of the step that stood in for it."""
         known, times = self._stand_ins[step]
         line = self._lines.get(known, _UNIT).times(self._own[known] * times)
+        self._times[step] = 1
         self._lines[step] = line.times(seconds / (line.at(rows) * self._shared))
         self._stand_ins = {other: self._stand_in(other) for other in self._steps}
 

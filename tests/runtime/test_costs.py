@@ -73,27 +73,50 @@ def test_the_first_run_of_a_step_does_not_count() -> None:
     assert costs.table == TABLE
 
 
+def base(costs: Costs, step: str) -> float:
+    return costs.table[step].base
+
+
 def test_steps_are_measured_in_turn() -> None:
     costs = Costs(PROFILES)
     observe(costs, "draft 4", 0.8e-3)
     observe(costs, "verify 4", 7e-3)
-    assert (costs.draft(4, 0), costs.verify(4, 0)) == pytest.approx((0.8e-3, 7e-3))
+    assert (base(costs, "draft 4"), base(costs, "verify 4")) == pytest.approx((0.8e-3, 7e-3))
     observe(costs, "verify 16", 20e-3)
-    assert (costs.verify(16, 0), costs.verify(4, 0)) == pytest.approx((20e-3, 7e-3))
+    assert (base(costs, "verify 16"), base(costs, "verify 4")) == pytest.approx((20e-3, 7e-3))
     assert costs.table.keys() == {"draft 4", "verify 4", "verify 16"}
 
 
 def test_a_new_step_s_line_is_as_steep_as_that_of_its_neighbour() -> None:
     costs = Costs(PROFILES, {"verify 4": TABLE["verify 4"]})
     observe(costs, "verify 8", 22e-3, rows=1000)  # twice what 4 nodes cost there
-    assert costs.verify(8, 0) == pytest.approx(14e-3)
+    assert base(costs, "verify 8") == pytest.approx(14e-3)
 
 
 def test_a_pause_in_one_of_the_first_runs_says_nothing_either() -> None:
     costs = Costs(PROFILES)
     for seconds in (1.0, 300.0, 7e-3, 7e-3):
         costs.observe("verify 4", 0, seconds)
-    assert costs.verify(4, 0) == pytest.approx(7e-3)
+    assert base(costs, "verify 4") == pytest.approx(7e-3)
+
+
+def test_a_step_seldom_timed_is_given_some_doubt() -> None:
+    costs, believed = Costs(PROFILES), []
+    for _ in range(60):
+        costs.observe("verify 4", 0, 7e-3)
+        believed.append(costs.verify(4, 0))
+    assert believed[2:] == sorted(believed[2:])
+    assert believed[2] < 0.8 * 7e-3
+    assert believed[-1] == pytest.approx(7e-3)
+
+
+def test_a_step_that_looked_dear_at_first_is_put_right_by_its_own_times() -> None:
+    costs = Costs(PROFILES)
+    observe(costs, "verify 4", 7e-3)
+    observe(costs, "verify 8", 5e-3)
+    observe(costs, "verify 8", 9e-3, times=40)
+    assert base(costs, "verify 8") == pytest.approx(9e-3, rel=0.05)
+    assert base(costs, "verify 4") == pytest.approx(7e-3, rel=0.2)
 
 
 def test_a_machine_that_becomes_slower_makes_all_steps_dearer() -> None:
