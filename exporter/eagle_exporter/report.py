@@ -6,7 +6,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_calibration.evaluation import Quality
-from eagle_exporter.parity import QUANTIZED_TOLERANCE, TOLERANCE, OutputParity, check_rounding, check_tolerance
+from eagle_exporter.parity import TOLERANCE, OutputParity, check_tolerance
 from eagle_exporter.probe import DEPTH, Probe
 from eagle_exporter.proof import Agreement
 from eagle_graphs.manifest import Exactness
@@ -58,15 +58,10 @@ class Steps:
         for note in notes:
             self._console.print(f"[yellow]note[/yellow]  {note}", highlight=False)
 
-    def check_parity(self, parity: Sequence[OutputParity], *, quantized: Collection[str]) -> None:
+    def check_parity(self, parity: Sequence[OutputParity], *, quantized: Mapping[str, float]) -> None:
         """Prints the parity table; raises EagleError where an output is out of tolerance."""
         self._console.print(parity_table(parity, quantized=quantized))
         check_tolerance(parity, quantized=quantized)
-
-    def check_portable(self, parity: Sequence[OutputParity], *, allowed: Mapping[str, float]) -> None:
-        """Prints the parity table of graphs for GPUs; raises EagleError where one is off by more than `allowed`."""
-        self._console.print(parity_table(parity, quantized=allowed))
-        check_rounding(parity, allowed)
 
     def check_probe(self, probe: Probe, *, accept: bool) -> None:
         """Prints the probe's table; raises EagleError where it speaks against the head, unless that is accepted."""
@@ -89,6 +84,7 @@ class Report:
     """Seconds."""
     probe: Probe
     precision: str
+    head_precision: str
     parity: dict[str, list[OutputParity]]
     """Of each set of kernels, as the next two."""
     exactness: dict[str, Exactness]
@@ -154,16 +150,16 @@ class Report:
         )
 
 
-def parity_table(parity: Sequence[OutputParity], *, quantized: Collection[str]) -> Table:
+def parity_table(parity: Sequence[OutputParity], *, quantized: Mapping[str, float]) -> Table:
     """Every output's worst element, and its error over all elements."""
-    tolerance = f"{TOLERANCE:g}" + (f"; of {', '.join(quantized)}: rms {QUANTIZED_TOLERANCE:g}" if quantized else "")
+    tolerance = "; ".join((f"{TOLERANCE:g}", *(f"of {graph}: rms {most:g}" for graph, most in quantized.items())))
     title = f"against torch (tolerance {tolerance})"
     table = Table("graph", "output", "compared", "rms", "worst", "relative", "at", title=title)
     for entry in parity:
-        rounded = entry.graph in quantized
-        if rounded and entry.output.endswith("_ids"):
+        allowed = quantized.get(entry.graph)
+        if allowed is not None and entry.output.endswith("_ids"):
             continue  # rounding changes close choices; a distance between ids says nothing
-        style = "red" if (entry.rms > QUANTIZED_TOLERANCE if rounded else entry.relative > TOLERANCE) else ""
+        style = "red" if (entry.relative > TOLERANCE if allowed is None else entry.rms > allowed) else ""
         table.add_row(
             entry.graph,
             entry.output,

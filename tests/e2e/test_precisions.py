@@ -9,9 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from eagle_calibration.scales import scales_from_file
-from eagle_graphs import EagleError
-from eagle_graphs.manifest import Engine, manifest_from_json
+from eagle_graphs.manifest import Engine
 from eagle_runtime import Session
 from eagle_runtime.bundle import open_bundle
 from eagle_runtime.compare import first_difference
@@ -20,11 +18,12 @@ from tests.models import write_tiny_head, write_tiny_target
 
 PROFILES = ("4", "8", "16")
 SIZES = ("--capacity", 160, "--prefill-chunk", 16, "--accept-probe")
+INEXACT = "--allow-inexact"
 EXPORTS = {
-    "int4": ("--precision", "int4"),
-    "int8-weights": ("--precision", "int8-weights"),
-    "int8": ("--precision", "int8", "--kernels", "stock", "--allow-inexact"),
-    "fp8": ("--precision", "fp8", "--calibrator", "percentile"),
+    "int4": ("--precision", "int4", INEXACT),  # bitwise with the native kernels and ONNX Runtime's for AVX-512
+    "int8-weights": ("--precision", "int8-weights", "--head-precision", "int8", INEXACT),  # likewise
+    "int8": ("--precision", "int8", "--kernels", "stock", INEXACT),
+    "fp8": ("--precision", "fp8", "--calibrator", "percentile", "--kernels", "native"),
 }
 
 
@@ -59,23 +58,26 @@ def engines(bundle: Path) -> tuple[Engine, ...]:
 def test_the_report_says_what_was_measured(bundle: Path) -> None:
     report = json.loads((bundle / "export-report.json").read_text())
     assert {engine.precision for engine in engines(bundle)} == {report["precision"]} == {bundle.name}
+    assert report["head_precision"] == ("int8" if bundle.name == "int8-weights" else bundle.name)
     assert report["quality"]["divergence"] > 0
-    assert (bundle / "calibration.json").exists() == (bundle.name == "fp8")
+    calibrated = {"fp8": {"target", "draft"}, "int8-weights": {"draft"}}.get(bundle.name)
+    path = bundle / "calibration.json"
+    assert (json.loads(path.read_text()).keys() if path.exists() else None) == calibrated
     for engine in engines(bundle):
         assert report["exactness"][engine.kernels]["kind"] == engine.exactness.kind
-        assert report["agreement"][engine.kernels]["prompts"] == 4
+        assert report["agreement"][engine.kernels]["prompts"] > 0
 
 
 def test_every_profile_says_what_plain_decoding_says_within_its_class(bundle: Path) -> None:
     for engine in engines(bundle):
         random = np.random.default_rng(11)
         with Session.open(bundle, profile="8", kernels=engine.kernels) as session:
-            for length in random.integers(1, 60, 8):
+            for length in random.integers(1, 60, 4):
                 prompt = random.integers(2, 300, length).tolist()
                 found = {}
                 for profile in ("plain", *PROFILES):
                     session.reset()
-                    found[profile] = session.generate(token_ids=prompt, profile=profile, max_new_tokens=40).token_ids
+                    found[profile] = session.generate(token_ids=prompt, profile=profile, max_new_tokens=32).token_ids
                 for profile in PROFILES:
                     difference = first_difference(session, prompt, found[profile], found["plain"])
                     if engine.exactness.kind == "bitwise":
@@ -84,7 +86,7 @@ def test_every_profile_says_what_plain_decoding_says_within_its_class(bundle: Pa
                         assert difference.gap <= engine.exactness.logit_gap, str(difference)
 
 
-@pytest.mark.parametrize("bundle", ["int4", "int8-weights"], indirect=True)
+@pytest.mark.parametrize("bundle", ["int4"], indirect=True)
 def test_the_tied_embedding_stands_in_the_file_once(bundle: Path) -> None:
     for engine in engines(bundle):
         places = {}
@@ -98,19 +100,3 @@ def test_the_tied_embedding_stands_in_the_file_once(bundle: Path) -> None:
         assert (
             embedded == product == places[engine.draft, "GatherBlockQuantized"] != places[engine.draft, "MatMulNBits"]
         )
-
-
-@pytest.mark.parametrize("bundle", ["fp8"], indirect=True)
-def test_a_scales_file_of_an_earlier_export_gives_the_same_weights(
-    bundle: Path, checkpoints: tuple[Path, Path], tmp_path: Path
-) -> None:
-    scales = bundle / "calibration.json"
-    again = export(checkpoints, tmp_path / "again", "--precision", "fp8", "--scales", scales)
-    first, second = (manifest_from_json((path / "manifest.json").read_text()) for path in (bundle, again))
-    for name in ("onnxruntime-cpu-fp8/weights.bin", "onnxruntime-cpu-fp8/target-native.onnx", "calibration.json"):
-        assert first.files[name] == second.files[name]
-
-
-def test_the_scales_of_int8_are_not_those_of_fp8(tiny_int8_bundle: Path) -> None:
-    with pytest.raises(EagleError, match="is no calibration of fp8"):
-        scales_from_file(tiny_int8_bundle / "calibration.json")

@@ -489,16 +489,14 @@ SIZES = ("--capacity", "160", "--prefill-chunk", "16")
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--scales", "x.json"], "--calibration-data and --scales are of quantization: add --precision int8"),
-        (["--calibration-data", "x.jsonl"], "are of quantization: add --precision int8"),
-        (["--precision", "int8", "--kernels", "stock"], "--precision int8 needs the library of native CPU ops"),
-        (["--precision", "int8", "--scales", "x.json", "--calibration-data", "y.jsonl"], "leave one out"),
-        (["--precision", "int8", "--scales", "nowhere.json"], "--scales nowhere.json is no calibration of int8"),
-        (["--precision", "int8", "--calibration-data", "nowhere.jsonl"], "cannot read the prompts from nowhere.jsonl"),
+        (int8("--scales", "nowhere.json"), "--scales nowhere.json is no calibration of int8"),
+        (fp8("--scales", "nowhere.json"), "--scales nowhere.json is no calibration of fp8"),
+        (int8("--calibration-data", "nowhere.jsonl"), "cannot read the prompts from nowhere.jsonl"),
     ],
+    ids=str,
 )
-def test_options_of_quantization_that_do_not_fit(
-    target: Path, tiny_head: Path, tmp_path: Path, more: list[str], words: str
+def test_files_of_a_calibration_that_are_not_there(
+    target: Path, tiny_head: Path, tmp_path: Path, more: tuple[str, ...], words: str
 ) -> None:
     outcome = eagle_export(
         "--model", target, "--draft", tiny_head, "--out", tmp_path / "bundle", "--accept-probe", *SIZES, *more

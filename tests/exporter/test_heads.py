@@ -284,8 +284,10 @@ def test_the_layout_of_another_kind_is_told_by_all_its_signs(directory: Path) ->
 
 
 class Gadget:
+    """Writes a file into the working directory when it is unpickled."""
+
     def __reduce__(self) -> tuple[object, ...]:
-        return (Path.touch, (Path("/tmp/eagle-aot-was-here"),))
+        return (Path.touch, (Path("unpickled"),))
 
 
 @pytest.mark.parametrize(
@@ -298,7 +300,10 @@ class Gadget:
     ],
     ids=["code", "number", "list", "garbage"],
 )
-def test_a_bin_file_that_holds_more_than_tensors(directory: Path, content: object, words: str) -> None:
+def test_a_bin_file_that_holds_more_than_tensors(
+    directory: Path, content: object, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(directory)
     (directory / WEIGHTS).unlink()
     if content is None:
         (directory / "pytorch_model.bin").write_bytes(b"\x80\x02garbage")
@@ -306,7 +311,7 @@ def test_a_bin_file_that_holds_more_than_tensors(directory: Path, content: objec
         torch.save(content, directory / "pytorch_model.bin")
     with pytest.raises(EagleError, match=words):
         load(directory)
-    assert not Path("/tmp/eagle-aot-was-here").exists()
+    assert not Path("unpickled").exists()
 
 
 def test_a_shard_that_is_missing(directory: Path) -> None:

@@ -27,9 +27,9 @@ def test_a_difference_within_rounding_passes_and_a_larger_one_stops_the_export()
     good, bad = (OutputParity(graph="draft", output=name) for name in ("hidden_out", "topk_logprobs"))
     good.add("case", np.array([100.0 + 50 * TOLERANCE]), np.array([100.0]))
     bad.add("case", np.array([2 * TOLERANCE]), np.array([0.0]))
-    check_tolerance([good])
+    check_tolerance([good], quantized={})
     with pytest.raises(EagleError, match=r"compiled draft graph is not torch's: topk_logprobs differs by 0.002"):
-        check_tolerance([good, bad])
+        check_tolerance([good, bad], quantized={})
 
 
 def test_a_quantized_graph_may_be_off_by_rounding_and_the_one_beside_it_may_not() -> None:
@@ -39,12 +39,12 @@ def test_a_quantized_graph_may_be_off_by_rounding_and_the_one_beside_it_may_not(
     ids = OutputParity(graph="target", output="argmax_ids")
     ids.add("case", np.array([40000]), np.array([3]))
     assert rounded.rms == pytest.approx(0.1 / 5**0.5)
-    check_tolerance([rounded, ids], quantized=["target"])
+    check_tolerance([rounded, ids], quantized={"target": 0.25})
     with pytest.raises(EagleError, match=r"compiled draft graph is not torch's"):
-        check_tolerance([rounded, exact], quantized=["target"])
+        check_tolerance([rounded, exact], quantized={"target": 0.25})
     rounded.add("case", np.array([3.0, 2.0]), np.array([1.0, 2.0]))
     with pytest.raises(EagleError, match=r"quantized target graph is too far from torch: logits is off by 6\d%"):
-        check_tolerance([rounded], quantized=["target"])
+        check_tolerance([rounded], quantized={"target": 0.25})
 
 
 def test_nan_in_plain_decoding_is_not_exactness() -> None:
@@ -56,7 +56,7 @@ def test_nan_is_the_worst_difference() -> None:
     parity = OutputParity(graph="target", output="features")
     parity.add("case", np.array([1.0, np.nan]), np.array([1.0, 1.0]))
     with pytest.raises(EagleError, match=r"nan for 1\.0"):
-        check_tolerance([parity])
+        check_tolerance([parity], quantized={})
 
 
 def test_another_argmax_counts_unless_the_logits_are_a_tie() -> None:

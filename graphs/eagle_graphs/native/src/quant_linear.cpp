@@ -7,6 +7,7 @@
 
 #include "quant_order.h"
 #include "scratch.h"
+#include "shared_range.h"
 
 namespace eagle {
 namespace {
@@ -14,9 +15,8 @@ namespace {
 constexpr int64_t kBlock = 16;  // columns of a block of the weight
 // The most of K under one scale: 255 * 128 times as much is still an int32.
 constexpr int64_t kMaxDepth = 65792;
-// What a thread takes at a time: long enough to stream, short enough that threads end together.
-constexpr int64_t kChunkBytes = 64 << 10;
-constexpr int64_t kMaxTasks = 256;
+// What a thread takes of the weight at a time: short enough that all end together.
+constexpr int64_t kChunkBytes = 32 << 10;
 
 const QuantLinearKernel& kernel_of(Isa isa) {
 #if defined(__x86_64__)
@@ -49,13 +49,6 @@ char* kept_scratch(size_t bytes) {
   }
   return kept ? kept->as<char>() : nullptr;
 }
-
-// What the threads of one call share, a cache line for each.
-struct Progress {
-  alignas(64) std::atomic<int64_t> next_row{0};
-  alignas(64) std::atomic<int64_t> quantized_rows{0};
-  alignas(64) std::atomic<int64_t> next_chunk{0};
-};
 
 // The thread that has the last row may have been put aside, so a long wait lets others run.
 void wait_for(const std::atomic<int64_t>& counter, int64_t value) {
@@ -116,6 +109,7 @@ QuantLinearCall QuantLinear::checked_call(const Context& context) const {
   call.order = checked_order(order, depth_);
   call.y = context.output<float>(0, out);
   call.rows = out.elements() / columns_;
+  require(call.rows <= UINT32_MAX, "x has ", call.rows, " rows, expected at most ", UINT32_MAX);
   call.columns = columns_;
   call.depth = depth_;
   call.padded_depth = padded_depth_;
@@ -134,27 +128,27 @@ void QuantLinear::compute(const Context& context) const {
 void QuantLinear::run(const Context& context, QuantLinearCall call) const {
   const int64_t blocks = round_up(columns_, kBlock) / kBlock;
   const int64_t chunks = std::clamp<int64_t>(blocks * kBlock * padded_depth_ / kChunkBytes, 1, blocks);
-  const int64_t tasks = std::min(chunks, kMaxTasks);
+  static const size_t cores = std::max(1u, std::thread::hardware_concurrency());
+  const size_t workers = std::min({cores, static_cast<size_t>(chunks), SharedRange::kMaxWorkers});
 
   const int64_t values_bytes = call.rows * (padded_depth_ + wide_) * kernel_.value_bytes;
-  const int64_t numbers = 2 * padded_depth_;  // floats of a task
-  char* scratch = kept_scratch(values_bytes + (tasks * numbers + 5 * call.rows) * sizeof(float));
+  const int64_t numbers = 2 * padded_depth_;  // floats of a worker
+  char* scratch = kept_scratch(values_bytes + (static_cast<int64_t>(workers) * numbers + 5 * call.rows) * sizeof(float));
   call.values = scratch;
   float* all_numbers = reinterpret_cast<float*>(scratch + values_bytes);
-  call.scales = all_numbers + tasks * numbers;
+  call.scales = all_numbers + static_cast<int64_t>(workers) * numbers;
   call.offsets = reinterpret_cast<int32_t*>(call.scales + 2 * call.rows);
 
-  const int64_t some_rows = std::max<int64_t>(1, call.rows / 32);
-  Progress progress;
-  context.parallel_for(static_cast<size_t>(tasks), [&](size_t task) {
-    float* own = all_numbers + static_cast<int64_t>(task) * numbers;
-    for (int64_t first; (first = progress.next_row.fetch_add(some_rows)) < call.rows;) {
-      const int64_t end = std::min(first + some_rows, call.rows);
-      for (int64_t row = first; row < end; ++row) kernel_.quantize_row(call, row, own);
-      progress.quantized_rows.fetch_add(end - first, std::memory_order_release);
-    }
-    wait_for(progress.quantized_rows, call.rows);
-    for (int64_t chunk; (chunk = progress.next_chunk.fetch_add(1)) < chunks;) {
+  SharedRange rows_left(workers, static_cast<uint32_t>(call.rows));
+  SharedRange chunks_left(workers, static_cast<uint32_t>(chunks));
+  std::atomic<int64_t> quantized{0};
+  context.parallel_for(workers, [&](size_t worker) {
+    float* own = all_numbers + static_cast<int64_t>(worker) * numbers;
+    int64_t done = 0;
+    for (uint32_t row; rows_left.take(worker, &row); ++done) kernel_.quantize_row(call, row, own);
+    quantized.fetch_add(done, std::memory_order_release);
+    wait_for(quantized, call.rows);
+    for (uint32_t chunk; chunks_left.take(worker, &chunk);) {
       kernel_.multiply(call, chunk * blocks / chunks, (chunk + 1) * blocks / chunks);
     }
   });
