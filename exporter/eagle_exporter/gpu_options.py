@@ -53,8 +53,8 @@ class GpuOptions:
         found = set(self.precisions.values())
         if {"int8", "fp8"} <= found or {"fp16", "bf16"} <= found or ("bf16" in found and len(found) > 1):
             raise EagleError(
-                f"{self.precision} for the target and {self.head_precision} for the head do not go together: choose one "
-                "precision, or fp16 for one of the two"
+                f"{self.precision} for the target and {self.head_precision} for the head do not go together: choose "
+                "one precision, or fp16 for one of the two"
             )
         if self.calibrator is not None and "fp8" not in found:
             raise EagleError(f"--calibrator is for --precision fp8; found {self.precision}: leave it out")
