@@ -84,7 +84,7 @@ def make_portable(
         portable = write_portable(directory, graphs, options, calibration, buffer_rows=buffer_rows)
     with steps("compare with torch (portable graphs)"):
         parity = compare_portable(directory, portable, original, prompts[:COMPARED_PROMPTS], buffer_rows=buffer_rows)
-    steps.check_portable(parity, allowed=options.allowed())
+    steps.check_parity(parity, quantized=options.allowed())
     return portable, parity
 
 

@@ -189,14 +189,15 @@ def export(options: ExportOptions, steps: Steps) -> Report:
                     max_new_tokens=CHECKED_TOKENS,
                 )
         built = [] if options.gpu is None else build_engines(directory, options.gpu, options.out, steps)
+        made_in = how if options.cpu or options.gpu is None else options.gpu
         with steps("write the bundle"):
             measured = runs[engines[0].kernels] if engines else {}
             default_profile = proof.fastest_profile(measured) if measured else str(options.profiles[0].nodes)
             report = Report(
                 steps=steps.done(),
                 probe=probe,
-                precision=how.precision if options.gpu is None or engines else options.gpu.precision,
-                head_precision=how.head_precision if options.gpu is None or engines else options.gpu.head_precision,
+                precision=made_in.precision,
+                head_precision=made_in.head_precision,
                 parity=parity,
                 exactness={engine.kernels: engine.exactness for engine in engines},
                 agreement=agreement,

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_calibration.evaluation import Quality
-from eagle_exporter.parity import TOLERANCE, OutputParity, check_rounding, check_tolerance
+from eagle_exporter.parity import TOLERANCE, OutputParity, check_tolerance
 from eagle_exporter.probe import DEPTH, Probe
 from eagle_exporter.proof import Agreement
 from eagle_graphs.manifest import Exactness
@@ -62,11 +62,6 @@ class Steps:
         """Prints the parity table; raises EagleError where an output is out of tolerance."""
         self._console.print(parity_table(parity, quantized=quantized))
         check_tolerance(parity, quantized=quantized)
-
-    def check_portable(self, parity: Sequence[OutputParity], *, allowed: Mapping[str, float]) -> None:
-        """Prints the parity table of graphs for GPUs; raises EagleError where one is off by more than `allowed`."""
-        self._console.print(parity_table(parity, quantized=allowed))
-        check_rounding(parity, allowed)
 
     def check_probe(self, probe: Probe, *, accept: bool) -> None:
         """Prints the probe's table; raises EagleError where it speaks against the head, unless that is accepted."""

@@ -29,7 +29,7 @@ def layer(name: str, x: ir.Value, weights: np.ndarray) -> Linear:
     tensor = ir.tensor(np.ascontiguousarray(weights.T), name=f"{name}.weight")
     weight = ir.val(tensor.name, ir.DataType.FLOAT, weights.shape[::-1], const_value=tensor)
     node = ir.node("MatMul", [x, weight], name=name)
-    return Linear(nodes=(node,), x=x, y=node.outputs[0], weight=weight, rows_are_outputs=False, bias=None)
+    return Linear(nodes=(node,), y=node.outputs[0], weight=weight, rows_are_outputs=False, bias=None)
 
 
 def normal(*shape: int) -> np.ndarray:

@@ -93,7 +93,7 @@ def test_a_mixture_of_experts_is_not_exact_and_must_be_asked_for(tmp_path: Path)
     out = tmp_path / "bundle"
     refused = eagle_export("--model", target, "--draft", head, "--out", out, *SIZES)
     assert refused.status == 2
-    assert refused.err.splitlines()[-1].startswith("error: in INT8 this model's trees are not exact: ")
+    assert refused.err.splitlines()[-1].startswith("error: in int8 this model's trees are not exact: ")
     assert not out.exists()
     export(target, head, out, *SIZES, "--allow-inexact")
     assert open_bundle(out).manifest.engines[0].exactness.kind in ("near-tie", "statistical")

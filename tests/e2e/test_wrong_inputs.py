@@ -136,7 +136,7 @@ def test_options_of_precisions_that_do_not_belong_together(
 @pytest.mark.parametrize(
     "option",
     [
-        ("--backend", "tensorrt"),
+        ("--backend", "tflite"),
         ("--precision", "fp4"),
         ("--calibrator", "mean"),
         ("--capacity", "many"),

@@ -145,6 +145,23 @@ def test_layers_that_read_the_same_rows_are_joined() -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_layers_that_follow_one_another_directly() -> None:
+    text = "agraph (float[B, Q, 32] x) => (float[B, Q, 16] y) {h = MatMul(x, u) z = Add(h, b) y = MatMul(z, w)}"
+    for change in (
+        products.merge_products,
+        lambda graph: products.use_half_products(graph, HALF),
+        lambda graph: products.quantize_weights_in_blocks(graph, HALF),
+        lambda graph: products.quantize_fp8(graph, {"first": 0.05, "second": 0.5}),
+    ):
+        graph = opset_24(model(text, u=weights(32, 32), w=weights(32, 16), b=weights(32)))
+        graph.graph[0].name, graph.graph[2].name = "first", "second"
+        feeds = {"x": weights(1, 5, 32)}
+        (exact,) = run(graph, feeds)
+        change(graph)
+        (found,) = run(graph, feeds)
+        assert np.abs(found - exact).max() < 0.3 * np.abs(exact).max()
+
+
 def test_embedding_tables_are_kept_in_half_precision() -> None:
     text = "agraph (int64[B, Q] input_ids) => (float[B, Q, 16] e) {e = Gather(t, input_ids)}"
     table = weights(48, 16)

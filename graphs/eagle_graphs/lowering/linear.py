@@ -22,13 +22,19 @@ class Linear:
 
     nodes: tuple[ir.Node, ...]
     """In the order of the graph; the last one makes `y`."""
-    x: ir.Value
     y: ir.Value
     weight: ir.Value
     """Initializer [K, N], or [N, K] where `rows_are_outputs`."""
     rows_are_outputs: bool
     bias: ir.Value | None
     """Initializer [N]."""
+
+    @property
+    def x(self) -> ir.Value:
+        """Its rows [..., K]; asked anew, since a layer in front of this one may have been replaced meanwhile."""
+        x = self.nodes[0].inputs[0]
+        assert x is not None
+        return x
 
     @property
     def name(self) -> str:
@@ -112,7 +118,7 @@ def _linear(node: ir.Node) -> Linear | None:
         outputs = weight.const_value.shape[0 if transposed else 1]  # type: ignore[union-attr]
         if bias is not None and not (is_constant(bias, rank=1) and bias.const_value.shape[0] == outputs):  # type: ignore[union-attr]
             return None
-        return Linear(nodes=(node,), x=x, y=node.outputs[0], weight=weight, rows_are_outputs=transposed, bias=bias)
+        return Linear(nodes=(node,), y=node.outputs[0], weight=weight, rows_are_outputs=transposed, bias=bias)
     nodes: tuple[ir.Node, ...] = (node,)
     y, bias = node.outputs[0], None
     addition, other = _only_addition(y)
@@ -121,7 +127,7 @@ def _linear(node: ir.Node) -> Linear | None:
         assert other.const_value is not None
         if other.const_value.shape[0] == weight.const_value.shape[1]:
             nodes, y, bias = (node, addition), addition.outputs[0], other
-    return Linear(nodes=nodes, x=x, y=y, weight=weight, rows_are_outputs=False, bias=bias)
+    return Linear(nodes=nodes, y=y, weight=weight, rows_are_outputs=False, bias=bias)
 
 
 def _only_addition(value: ir.Value) -> tuple[ir.Node | None, ir.Value | None]:

@@ -154,6 +154,8 @@ def build_engine(
         raise stops[0]
     if serialized is None:
         reason = _shortened(log.errors[-1]) if log.errors else "it gives no reason"
+        if options.strip_weights and "CUDA" in reason:
+            reason = f"engines without weights are built where there is a GPU: leave out --strip-weights ({reason})"
         raise EagleError(f"{_library(trt)} cannot build an engine of {graph.name}: {reason}")
     engine.write_bytes(serialized)
     return Built(
