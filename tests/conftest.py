@@ -21,6 +21,7 @@ DEMO_HEAD = ROOT / "tools" / "demo" / "head"
 DEMO_FIXTURES = ("demo_bundle", "demo_int8_bundle")
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in its own
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """For several workers: files stay whole, and so does what needs one export of the real model, which goes first."""
     for item in items:

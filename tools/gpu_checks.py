@@ -66,7 +66,9 @@ def check(
 ) -> dict[str, Any]:
     """Every profile on every prompt."""
     profiles = [str(profile.nodes) for profile in bundle.manifest.profiles]
-    with Session(bundle, profile=profiles[0], threads=None, kernels="auto", memory=memory) as session:
+    with Session(
+        bundle, profile=profiles[0], threads=None, kernels="auto", drafting="compiled", memory=memory
+    ) as session:
         room = max(bundle.manifest.limits.capacity - new_tokens, 1)  # a small cache takes the beginning of a prompt
         tokens = [session.tokenizer.encode(messages[-1]["content"]).ids[:room] for messages in prompts]
         return measure(session, tokens, ["plain", *profiles], max_new_tokens=new_tokens)

@@ -189,7 +189,7 @@ def test_a_file_that_is_no_manifest_is_refused(bundle: Path, content: bytes, wor
         (["files", FILES[0], "sha256"], "0" * 64, FILES[0]),
         (["default_profile"], "5", "default profile is '5'; it has plain, 4, 8, 16"),
         (["engines"], [], "lists no engines"),
-        (["engines", 0, "backend"], "tensorrt", "manifest.engines[0].backend is 'tensorrt'; expected"),
+        (["engines", 0, "backend"], "coreml", "manifest.engines[0].backend is 'coreml'; expected"),
         (["engines", 0, "slots"], 0, "manifest.engines[0].slots is 0; expected 1 or more"),
         (["limits", "buffer_rows"], -1, "manifest.limits.buffer_rows is -1; expected 1 or more"),
         (["limits", "buffer_rows"], 10**14, "not enough memory"),
@@ -224,7 +224,11 @@ def test_a_manifest_that_says_what_cannot_be_is_refused(
         (["engines", 0, "target"], FILES[0], "cannot load tokenizer.json"),
         (["tokenizer", "tokenizer"], FILES[1], "chat_template.jinja is not a tokenizer"),
         (["tokenizer", "chat_template"], FILES[-1], "weights.bin cannot be read"),
-        (["target", "kv", "dtype"], "bool", "past_key_0 is float32 ['B', 2, 'C/16', 16, 16], its manifest says bool"),
+        (
+            ["engines", 0, "cache_dtype"],
+            "bool",
+            "past_key_0 is float32 ['B', 2, 'C/16', 16, 16], its manifest says bool",
+        ),
     ],
     ids=lambda value: ".".join(map(str, value)) if isinstance(value, list) else None,
 )

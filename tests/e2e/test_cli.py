@@ -234,7 +234,10 @@ def _read_up_to(terminal: int, prompt: str | None) -> str:
 @pytest.mark.parametrize(
     ("module", "defaults"),
     [
-        ("eagle_exporter.cli", ["(4,8,16)", "(MODEL-eagle)", "(as --precision)", "(2048)", "(256)", "fp32", "auto"]),
+        (
+            "eagle_exporter.cli",
+            ["(4,8,16)", "(MODEL-eagle)", "(as --precision)", "(2048)", "(256)", "(fp32; fp16 for TensorRT)"],
+        ),
         ("eagle_runtime", ["(greedy)", "(a new one)", "(one a core)", "512"]),
     ],
 )

@@ -33,7 +33,9 @@ def portable(
 @pytest.fixture
 def device(portable: Path) -> Session:
     """A session over it on the played device."""
-    return Session(open_bundle(portable), profile="8", threads=None, kernels="auto", memory=HostMemory())
+    return Session(
+        open_bundle(portable), profile="8", threads=None, kernels="auto", drafting="compiled", memory=HostMemory()
+    )
 
 
 def test_trees_say_what_plain_decoding_says(device: Session) -> None:

@@ -99,7 +99,9 @@ def opened(bundle: Path) -> Callable[[], tuple[Session, CountingMemory]]:
             mock.patch.object(select, "import_tensorrt", return_value=tensorrt_standin(engines)),
             mock.patch("eagle_runtime.session.installed_backends", return_value={"tensorrt-rtx"}),
         ):
-            session = Session(open_bundle(bundle), profile="8", threads=None, kernels="auto", memory=memory)
+            session = Session(
+                open_bundle(bundle), profile="8", threads=None, kernels="auto", drafting="compiled", memory=memory
+            )
         return session, memory
 
     return open_session
@@ -145,4 +147,6 @@ def test_an_engine_that_cannot_be_loaded_is_refused_in_one_line_with_onnx_runtim
         mock.patch("eagle_runtime.session.installed_backends", return_value={"tensorrt-rtx"}),
         pytest.raises(EagleError, match=r"standin 0 cannot load target.engine: the magic tag is another one"),
     ):
-        Session(open_bundle(bundle), profile="8", threads=None, kernels="auto", memory=HostMemory())
+        Session(
+            open_bundle(bundle), profile="8", threads=None, kernels="auto", drafting="compiled", memory=HostMemory()
+        )
