@@ -139,7 +139,7 @@ def stream(
         accepting = Sampler(sampling, prompt=prompt, eos_token_ids=eos, capacity=limits.capacity, processors=processors)
     request = Request(
         prompt=list(prompt),
-        profile=None if plain or state.drafter is None else session._profile,
+        profile=None if plain or state.drafter is None else session._mode.profile,
         max_new_tokens=max_new_tokens,
         eos_token_ids=frozenset(eos),
         capacity=limits.capacity,

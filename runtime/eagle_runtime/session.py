@@ -33,7 +33,7 @@ from eagle_runtime.engines.select import (
 from eagle_runtime.generate import Progress, Request, Round, SlotState, generate
 from eagle_runtime.kv_pool import KVPool
 from eagle_runtime.learned import Learned
-from eagle_runtime.modes import AUTO, Mode, mode_from_name
+from eagle_runtime.modes import AUTO, mode_from_name
 from eagle_runtime.processors import Processor
 from eagle_runtime.prompts import Prompts
 from eagle_runtime.sampler import Sampler
@@ -72,7 +72,7 @@ class Session:
         self.last: Generation | None = None
         """The latest answer, once it is finished."""
         self._name = profile
-        mode = mode_from_name(profile, manifest, lookup=None)
+        self._mode = mode_from_name(profile, manifest, lookup=None)
         self._lock, self._cancelled, self._closed = threading.Lock(), threading.Event(), False
         self._answering = 0  # the thread that holds the lock, or held it last
         self._streams: weakref.WeakSet[Generator[str, None, None]] = weakref.WeakSet()
@@ -88,7 +88,7 @@ class Session:
             )
         """The compiled graphs in use, and how exact they are; and why they are not the bundle's first, or None."""
         self._learned = Learned(bundle, self.engine, threads=threads)
-        self._open_graphs(threads, drafting, mode)
+        self._open_graphs(threads, drafting)
 
     @classmethod
     def open(
@@ -345,8 +345,8 @@ class Session:
                 self._free()
             self._lock.release()
 
-    def _open_graphs(self, threads: int | None, drafting: DraftingMode, mode: Mode) -> None:
-        manifest = self.bundle.manifest
+    def _open_graphs(self, threads: int | None, drafting: DraftingMode) -> None:
+        manifest, mode = self.bundle.manifest, self._mode
         target = open_target(self.bundle, self.engine, threads=threads, memory=self._memory)
         self._graphs: list[Graph | DraftRounds] = [target.graph]
         drafter = None
