@@ -27,7 +27,7 @@ demo: $(BUNDLE)/manifest.json
 	@$(BIN)/eagle-run $(BUNDLE) --prompt "$(PROMPT)" --max-new-tokens 192 --compare
 
 test: $(VENV)/installed $(VENV)/gpu
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 lossless: $(VENV)/installed
 	$(BIN)/python -m pytest tests/e2e/test_lossless.py tests/e2e/test_lossless_sampling.py tests/e2e/test_long_context.py \

@@ -18,18 +18,6 @@ ROOT = Path(__file__).parents[1]
 DEMO_HEAD = ROOT / "tools" / "demo" / "head"
 
 
-DEMO_FIXTURES = ("demo_bundle", "demo_int8_bundle")
-
-
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in its own
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For several workers: files stay whole, and so does what needs one export of the real model, which goes first."""
-    for item in items:
-        needed = [name for name in DEMO_FIXTURES if name in getattr(item, "fixturenames", ())]
-        item.add_marker(pytest.mark.xdist_group(needed[0] if needed else str(item.path)))
-    items.sort(key=lambda item: not any(name in getattr(item, "fixturenames", ()) for name in DEMO_FIXTURES))
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Workers share the cores: threads of torch that wait for one another would take what the others need."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
