@@ -10,7 +10,7 @@ from eagle_graphs import EagleError
 from eagle_graphs.manifest import Exactness
 from eagle_graphs.native import library_problem
 
-Precision = Literal["fp32", "int8", "int8-weights", "int4", "fp8", "fp16", "bf16"]
+Precision = Literal["fp32", "int8", "int8-weights", "int4", "fp8"]
 Kernels = Literal["native", "stock"]
 
 WEIGHT_BITS: dict[Precision, int] = {"int8-weights": 8, "int4": 4}
