@@ -24,7 +24,7 @@ PROMPT   ?= Explain to a child why the sky is blue.
 
 demo: $(BUNDLE)/manifest.json
 	@printf '\n> %s\n\n' "$(PROMPT)"
-	@$(BIN)/eagle-run $(BUNDLE) --prompt "$(PROMPT)" --max-new-tokens 192 --compare
+	@$(BIN)/eagle-run $(BUNDLE) --prompt "$(PROMPT)" --max-new-tokens 192 --profile 8 --compare
 
 test: $(VENV)/installed $(VENV)/gpu
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
