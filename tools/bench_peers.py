@@ -55,7 +55,7 @@ from rich.progress import track
 
 from eagle_graphs import EagleError
 from eagle_runtime import Session
-from eagle_runtime.session import AUTO, PLAIN
+from eagle_runtime.modes import AUTO, PLAIN
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent / "build" / "peers"

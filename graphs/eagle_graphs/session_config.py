@@ -3,6 +3,4 @@
 SESSION_CONFIG = {
     # Weights of 8-bit floats become float32 when a graph is loaded; in every pass it would cost 20 times the product.
     "session.disable_quant_qdq": "1",
-    # Products of unsigned by signed bytes must not saturate on processors before VNNI.
-    "session.x64quantprecision": "1",
 }

@@ -1,8 +1,9 @@
 """W8A8 with ONNX Runtime's own ops: a scale for each row of activations, MatMulIntegerToFloat.
 
 A row is divided by its largest magnitude and rounded to unsigned 8 bits about the zero point 128: with signed
-activations, or a scale for all rows, ONNX Runtime's product is slow, or a row's result depends on those beside it. All
-inputs of a layer share one scale, where the package's own kernels give the large ones 16 bits.
+activations, or a scale for all rows, ONNX Runtime's product is slow, or a row's result depends on those beside it.
+Weights are unsigned about 128 as well: products of unsigned by signed bytes saturate on x86 before VNNI. All inputs of
+a layer share one scale, where the package's own kernels give the large ones 16 bits.
 """
 
 from __future__ import annotations
@@ -50,16 +51,18 @@ def _step(rewriter: Rewriter) -> ir.Value:
 
 def _quantize(rewriter: Rewriter, linear: Linear, rows: ir.Value, largest: ir.Value) -> None:
     integers, scale = quantize_rows(linear.matrix())
+    weights = (integers.T.astype(np.int16) + _ZERO_POINT).astype(np.uint8)
     last = linear.nodes[-1]
     (product,) = rewriter.insert(
         last,
         "MatMulIntegerToFloat",
         [
             rows,
-            rewriter.constant(np.ascontiguousarray(integers.T)),
+            rewriter.constant(weights),
             _step(rewriter),
             rewriter.constant(scale),
             rewriter.constant(np.array(_ZERO_POINT, np.uint8)),
+            rewriter.constant(np.full(len(scale), _ZERO_POINT, np.uint8)),
         ],
         domain=MICROSOFT,
         name=linear.nodes[0].name,
