@@ -1,13 +1,15 @@
 """The draft tree: who descends from whom, what may see what, and which nodes are worth verifying.
 
-This is the numpy reference that every compiled drafting graph is compared with. It is also what
-runs on the host, so nothing here loops over nodes: the loops go over depths, of which there are few.
+This is the reference that every compiled drafting graph is compared with. It is also what runs on the host, between
+two passes over all weights, when nothing of it is left in the processor's caches: plain lists are faster there than
+many small numpy calls.
 
 Suffixes: N nodes of a tree (root included), M drafted candidates, K children a node.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -116,27 +118,40 @@ def rerank(candidates: Candidates, root: int, nodes: int) -> Tree:
     Raises AssertionError if there are fewer candidates, or if the choice is not connected, which values
     that grow along a path would cause.
     """
-    chosen = best_indices(candidates.values, nodes - 1)
-    assert len(chosen) == nodes - 1, "too few candidates for the tree"
-    rank = np.full(len(candidates.values), -1, np.int64)
-    rank[chosen] = np.arange(len(chosen))
-    parents = candidates.parents[chosen]
-    assert (rank[parents[parents >= 0]] >= 0).all(), "a chosen node lacks its parent"
-    parent_rank = np.where(parents >= 0, rank[parents], ROOT)
+    tokens, parents, values = candidates.tokens.tolist(), candidates.parents.tolist(), candidates.values.tolist()
+    return best_tree(tokens, parents, values, root, nodes)
 
-    order, depths, mask = _depth_first(parent_rank)
-    row = np.empty_like(order)
-    row[order] = np.arange(1, nodes)
-    ordered_parents = parent_rank[order]
-    below = np.ones((nodes, nodes), np.bool_)
-    below[0, 1:] = False
-    below[1:, 1:] = mask
+
+def best_tree(tokens: Sequence[int], parents: Sequence[int], values: Sequence[float], root: int, nodes: int) -> Tree:
+    """`rerank` of candidates that are in lists."""
+    best = sorted(range(len(values)), key=values.__getitem__, reverse=True)[: nodes - 1]  # a tie: the lower index
+    assert len(best) == nodes - 1, "too few candidates for the tree"
+    children: dict[int, list[int]] = {}
+    for node in reversed(best):
+        children.setdefault(parents[node], []).append(node)
+    order, row = [ROOT], {ROOT: 0}
+    waiting = children.get(ROOT, [])
+    while waiting:
+        node = waiting.pop()
+        row[node] = len(order)
+        order.append(node)
+        waiting += children.get(node, ())
+    assert len(order) == nodes, "a chosen node lacks its parent"
+    above, depths, seen = [ROOT], [0], [bytearray(nodes)]
+    seen[0][0] = 1
+    for index, node in enumerate(order[1:], 1):
+        parent = row[parents[node]]
+        above.append(parent)
+        depths.append(depths[parent] + 1)
+        ancestors = seen[parent].copy()
+        ancestors[index] = 1
+        seen.append(ancestors)
     return Tree(
-        tokens=np.concatenate(([root], candidates.tokens[chosen[order]])),
-        parents=np.concatenate(([ROOT], np.where(ordered_parents >= 0, row[ordered_parents], 0))),
-        values=np.concatenate((np.zeros(1, np.float32), candidates.values[chosen[order]])),
-        depths=np.concatenate(([0], depths + 1)),
-        mask=below,
+        tokens=np.array([root, *(tokens[node] for node in order[1:])], np.int64),
+        parents=np.array(above, np.int64),
+        values=np.array([0.0, *(values[node] for node in order[1:])], np.float32),
+        depths=np.array(depths, np.int64),
+        mask=np.frombuffer(b"".join(seen), np.bool_).reshape(nodes, nodes),
     )
 
 
@@ -151,13 +166,3 @@ def cut(tree: Tree, nodes: int) -> Tree:
 def candidates_from_tree(tree: Tree) -> Candidates:
     """All nodes of a tree but its root."""
     return Candidates(tokens=tree.tokens[1:], parents=tree.parents[1:] - 1, values=tree.values[1:])
-
-
-def _depth_first(parents: Ids) -> tuple[Ids, Ids, Mask]:
-    """Depth-first order of nodes ranked best first, by the ranks along each node's path; depths and mask in it."""
-    depths, mask = depths_and_ancestors(parents)
-    paths = np.full((len(parents), int(depths.max(initial=0)) + 1), -1, np.int64)
-    node, ancestor = np.nonzero(mask)
-    paths[node, depths[ancestor]] = ancestor
-    order = np.lexsort(paths.T[::-1])
-    return order, depths[order], mask[np.ix_(order, order)]

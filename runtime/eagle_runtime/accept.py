@@ -62,17 +62,12 @@ class Greedy:
 
 def walk(tree: Tree, decide: Callable[[int], int]) -> Walk:
     """Follows what `decide` says of each row that it comes to; asked once a row, from the root on."""
-    parents = tree.parents.tolist()
-    rows = dict(zip(zip(parents, tree.tokens.tolist(), strict=True), range(len(parents)), strict=True))
-    path, checked = [0], 0
-    while True:
-        row = path[-1]
-        checked += parents.count(row)
-        decided = decide(row)
-        child = rows.get((row, decided))
-        if child is None:
-            return Walk(path=path, bonus=decided, checked=checked)
-        path.append(child)
+    parents, path, decided = tree.parents.tolist(), [0], decide(0)
+    for row, (parent, token) in enumerate(zip(parents, tree.tokens.tolist(), strict=True)):
+        if token == decided and parent == path[-1]:  # a node's children stand behind it
+            path.append(row)
+            decided = decide(row)
+    return Walk(path=path, bonus=decided, checked=sum(map(parents.count, path)))
 
 
 def walk_greedy(tree: Tree, argmax_ids: npt.NDArray[np.int64]) -> Walk:

@@ -97,18 +97,22 @@ class LookupAcceptance:
     def __init__(self) -> None:
         lengths = range(1, LONGEST + 1)
         self._alone = _Shares([1 - 0.8 * length**-0.85 for length in lengths])
-        self._beside = _Shares([1 - 0.95 * length**-0.55 for length in lengths])
+        self._beside = _Shares([length**1.5 / (length**1.5 + 8) for length in lengths])
 
     def alone(self, match: Match) -> list[float]:
         """The probability of each of the match's tokens, given those before it, as far as nothing else is known."""
         return [self._alone.of(match.length + index) for index in range(len(match.tokens))]
 
-    def beside(self, match: Match, index: int, head: float) -> float:
-        """The probability of token `index` where the head's is `head`; 0 where it is not among the head's best.
+    def beside(self, match: Match, index: int) -> float:
+        """The probability of token `index` where the head proposed others and not this one."""
+        return self._beside.of(match.length + index)
+
+    def agreeing(self, match: Match, index: int, head: float) -> float:
+        """The probability of token `index` where the head's is `head`.
 
         The two are taken as independent reasons: the token is wrong if both are.
         """
-        return min(1 - (1 - self._beside.of(match.length + index)) * (1 - head), _MOST)
+        return min(1 - (1 - self._alone.of(match.length + index)) * (1 - head), _MOST)
 
     def learn(self, match: Match, tokens: Sequence[int], shared: int | None) -> None:
         """Takes in what the answer went on with.

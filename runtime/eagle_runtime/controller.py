@@ -6,9 +6,9 @@ worth: choosing so in every round gives the highest rate over all rounds (Dinkel
 programming", 1967), which choosing the highest rate of each round does not.
 
 Before drafting its result is unknown. What drafting has lately added to the worth of a round is the estimate, kept
-apart for rounds in which look-up already knew more or less; how deep to draft is decided by surveys, rounds drafted
-with the deepest profile, whose levels are compared on the same trees. Trying what seems not to pay has a budget, a
-small share of the time spent, so that it can never cost more.
+apart for rounds in which look-up already knew more or less. How deep to draft is decided on the trees drafted: each
+says what a smaller profile would have given of it, so that two neighbours are compared on the same trees. Trying what
+seems not to pay has a budget, a small share of the time spent, so that it can never cost more.
 
 Nothing here knows of graphs or clocks: costs and probabilities go in, choices come out.
 """
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from eagle_runtime.costs import Costs
+from eagle_runtime.costs import Costs, extension_factor
 
 Expected = Sequence[float]
 """[M] tokens to expect of the best 1, 2, ..., M nodes of a tree, the bonus included; the first is 1."""
@@ -32,7 +32,7 @@ _BUDGET = 0.007  # share of the time for trying what seems not to pay
 _MEMORY = 0.98  # weight of a round in the rate, against the next one's
 _PLAIN_ROUNDS = 5  # of plain decoding that the rate counts beside those seen, since few of these say little
 _GAIN_MEMORY, _GAIN_PRIOR = 48, 2  # rounds
-_SURVEY_MEMORY, _FIRST_SURVEYS = 64, 4
+_STEP_MEMORY, _FIRST_STEPS = 64, 4
 _SURE = (0.4, 0.7, 0.9)  # bounds between classes of look-up's first token
 _PRIOR_GAIN = (0.5, 0.3, 0.12, 0.03)  # tokens that drafting adds, in each of them
 
@@ -47,13 +47,25 @@ class Options:
     """Nodes to verify."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """What a round's choices cost, and what a second is worth."""
+
+    rate: float
+    """Tokens a second that the answer runs at."""
+    verify: Mapping[int, float]
+    """Seconds of each size, drafting left out."""
+    draft: Mapping[int, float]
+    """Seconds of each profile where one row waits for the head."""
+
+
 class Controller:
     """Chooses, and learns from what came of it.
 
     Args:
         options: what may be chosen.
         costs: of the options.
-        preferred: the profile to draft with before surveys have told.
+        preferred: the profile to draft with before comparisons have told.
     """
 
     def __init__(self, options: Options, costs: Costs, *, preferred: int) -> None:
@@ -61,72 +73,80 @@ class Controller:
         self._profiles = [draft for draft in options.drafts if draft != NOTHING]
         self._preferred = preferred
         self._gains = [_Mean(prior=gain, weight=_GAIN_PRIOR, memory=_GAIN_MEMORY) for gain in _PRIOR_GAIN]
-        self._surveys = {draft: _Mean(prior=0.0, weight=0, memory=_SURVEY_MEMORY) for draft in self._profiles}
+        self._steps = [_Mean(prior=0.0, weight=0, memory=_STEP_MEMORY) for _ in self._profiles]
+        """What each profile's trees are worth more than those of the one before; of the first nothing."""
         self._tokens = self._seconds = self._allowance = 0.0
 
-    def rate(self, rows: int) -> float:
-        """Tokens a second that the answer runs at in a context of `rows`, never less than plain decoding's."""
-        plain_s = self.costs.verify(1, rows)
-        if not self.costs.measured:
-            return 1 / plain_s
-        running = (self._tokens + _PLAIN_ROUNDS) / (self._seconds + _PLAIN_ROUNDS * plain_s)
-        return max(running, 1 / plain_s)
+    def prices(self, rows: int) -> Prices:
+        """Of a round in a context of `rows`. The rate is never less than plain decoding's."""
+        verify = {size: self.costs.verify(size, rows) for size in self.options.sizes}
+        plain_s = verify[1] if 1 in verify else self.costs.verify(1, rows)
+        running = 0.0
+        if self.costs.measured:
+            running = (self._tokens + _PLAIN_ROUNDS) / (self._seconds + _PLAIN_ROUNDS * plain_s)
+        draft = {profile: self.costs.draft(profile, rows) for profile in self._profiles}
+        return Prices(rate=max(running, 1 / plain_s), verify=verify, draft=draft)
 
-    def choose_draft(self, lookup: Expected, *, rows: int, waiting: int = 1) -> int:
+    def choose_draft(self, lookup: Expected, prices: Prices, *, waiting: int = 1) -> int:
         """The profile to draft with, or `NOTHING`.
 
         Args:
             lookup: what look-up alone may be expected to give; [1] where it found nothing.
-            rows: of the context.
+            prices: of the round.
             waiting: committed rows that the head has not read.
         """
         if len(self.options.drafts) == 1:
             return self.options.drafts[0]
-        depth = self.best_depth(rows)
+        depth = self.best_depth(prices)
         if NOTHING in self.options.drafts:
-            price = self.costs.draft(depth, rows, waiting)
-            loss = price - self._gains[_class(lookup)].value / self.rate(rows)
+            price = prices.draft[depth] * extension_factor(waiting)
+            loss = price - self._gains[_class(lookup)].value / prices.rate
             if loss > self._allowance:
                 return NOTHING
             if loss > 0:
                 self._allowance -= loss
                 return depth
         deepest = self._profiles[-1]
-        extra = self.costs.draft(deepest, rows) - self.costs.draft(depth, rows)
+        extra = prices.draft[deepest] - prices.draft[depth]
         if extra <= self._allowance and depth != deepest:
             self._allowance -= max(extra, 0.0)
             return deepest
         return depth
 
-    def best_depth(self, rows: int) -> int:
+    def best_depth(self, prices: Prices) -> int:
         """The profile that it pays most to draft with, if anything is drafted."""
-        if min((mean.weight for mean in self._surveys.values()), default=0) < _FIRST_SURVEYS:
-            return self._preferred
-        rate = self.rate(rows)
-        return max(self._profiles, key=lambda draft: self._surveys[draft].value - rate * self.costs.draft(draft, rows))
+        worth, best = 0.0, (0.0, self._profiles[0])
+        for smaller, draft, step in zip(self._profiles, self._profiles[1:], self._steps[1:], strict=False):
+            if step.weight < _FIRST_STEPS:
+                return self._preferred if draft <= self._preferred else best[1]
+            worth += step.value - prices.rate * (prices.draft[draft] - prices.draft[smaller])
+            if worth > best[0]:
+                best = worth, draft
+        return best[1]
 
-    def choose_size(self, expected: Expected, *, rows: int) -> int:
+    def choose_size(self, expected: Expected, prices: Prices) -> int:
         """How many nodes to verify of a tree that gives `expected`; the fewer of two that are worth the same."""
-        return self._best(expected, rows)[1]
+        return self._best(expected, prices)[1]
 
-    def learn_gain(self, expected: Expected, lookup: Expected, informed: Expected, *, rows: int) -> None:
+    def learn_gain(self, expected: Expected, lookup: Expected, informed: Expected, prices: Prices) -> None:
         """Takes in what drafting has added to a round.
 
         Args:
             expected: of the tree of both.
             lookup: of look-up alone, as `choose_draft` was told.
             informed: the same by what the head's draft has told of look-up's tokens since.
-            rows: of the context.
+            prices: of the round.
         """
-        undrafted = self.choose_size(lookup, rows=rows)
-        foregone = informed[undrafted - 1] - self.rate(rows) * self.costs.verify(undrafted, rows)
-        gain = self._best(expected, rows)[0] - foregone
+        undrafted = self.choose_size(lookup, prices)
+        foregone = informed[undrafted - 1] - prices.rate * prices.verify[undrafted]
+        gain = self._best(expected, prices)[0] - foregone
         self._gains[_class(lookup)].add(gain)
 
-    def learn_survey(self, expected: Mapping[int, Expected], *, rows: int) -> None:
-        """Takes in what each profile would have given where the deepest was drafted, look-up left out."""
-        for draft, curve in expected.items():
-            self._surveys[draft].add(self._best(curve, rows)[0])
+    def learn_steps(self, curves: Sequence[Expected], prices: Prices) -> None:
+        """Takes in what each profile, up to the one drafted with, would have given of the tree, look-up left out."""
+        worths = [self._best(curve, prices)[0] for curve in curves]
+        for smaller, worth, step in zip(worths, worths[1:], self._steps[1:], strict=False):
+            step.add(worth - smaller)
 
     def learn_round(self, *, tokens: int, seconds: float) -> None:
         """Takes in what a round gave, and took."""
@@ -134,12 +154,12 @@ class Controller:
         self._seconds = _MEMORY * self._seconds + seconds
         self._allowance = min(self._allowance + _BUDGET * seconds, _BUDGET * self._seconds)
 
-    def _best(self, expected: Expected, rows: int) -> tuple[float, int]:
+    def _best(self, expected: Expected, prices: Prices) -> tuple[float, int]:
         """The highest worth, and the size that has it."""
-        rate, best = self.rate(rows), (-math.inf, 0)
-        for size in self.options.sizes:
+        best = -math.inf, 0
+        for size, seconds in prices.verify.items():
             if size <= len(expected):
-                worth = expected[size - 1] - rate * self.costs.verify(size, rows)
+                worth = expected[size - 1] - prices.rate * seconds
                 if worth > best[0]:
                     best = worth, size
         return best

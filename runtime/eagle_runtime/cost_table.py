@@ -37,10 +37,20 @@ Table = dict[str, Line]
 """Steps by name: "verify 8" is a round of 8 nodes but for its drafting, "draft 8" the drafting of that profile."""
 
 
-def table_key(bundle: Bundle, engine: Engine, threads: int | None) -> str:
-    """What the costs depend on: the bundle, its graphs, the threads and the machine."""
-    parts = (bundle.manifest.to_json(), engine.target, str(threads), platform.node(), str(os.cpu_count()))
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+def table_key(bundle: Bundle, engine: Engine, threads: int | None, drafting: str) -> str:
+    """What the costs depend on: the engine and its files, the trees, how they are drafted, the threads, the machine."""
+    place = engine.target.partition("/")[0]
+    files = {name: entry.sha256 for name, entry in bundle.manifest.files.items() if name.partition("/")[0] == place}
+    parts = (
+        engine,
+        sorted(files.items()),
+        bundle.manifest.profiles,
+        threads,
+        drafting,
+        platform.node(),
+        os.cpu_count(),
+    )
+    return hashlib.sha256("\n".join(map(repr, parts)).encode()).hexdigest()
 
 
 def load_table(key: str) -> Table:

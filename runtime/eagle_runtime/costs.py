@@ -19,6 +19,7 @@ from eagle_runtime.cost_table import Line, Table
 _SHARED, _OWN = 0.1, 0.03  # share of a deviation that moves the factor of all costs, and at least the step's own
 _OFTEN = 32  # times that a step must have been timed to be sure of it; what was measured before has been
 _DOUBT = 0.3  # share of its cost that is doubted after the first one, less with the root of their number
+_BELIEFS = (0.0, *(1 - _DOUBT * (1 / math.sqrt(times) - 1 / math.sqrt(_OFTEN)) for times in range(1, _OFTEN + 1)))
 _CLIP = 0.5  # largest deviation, as a logarithm, that one round may claim: a pause says nothing of a step
 _RUNS = 3  # of a step before it is measured; the first one makes its buffers
 _SMALLER = {"verify": 0.8, "draft": 0.4}  # least that a smaller step may cost beside one that is measured
@@ -49,10 +50,9 @@ class Costs:
         """Seconds of a round that verifies so many nodes in a context of `rows`, its drafting left out."""
         return self._at(f"verify {nodes}", rows)
 
-    def draft(self, nodes: int, rows: int, waiting: int = 1) -> float:
-        """Seconds of drafting with the profile of so many nodes. waiting: committed rows that the head has not read."""
-        seconds = self._at(f"draft {nodes}", rows)
-        return seconds * max(1.0, 1 + 0.02 * (waiting - _EXTENSION_FREE))
+    def draft(self, nodes: int, rows: int) -> float:
+        """Seconds of drafting with the profile of so many nodes, where one committed row waits for the head."""
+        return self._at(f"draft {nodes}", rows)
 
     def observe(self, step: str, rows: int, seconds: float) -> None:
         """Takes in how long a step took."""
@@ -92,8 +92,7 @@ class Costs:
 
     def _belief(self, step: str) -> float:
         """The share of a step's cost that is not doubted."""
-        seen = min(self._times.get(step, _OFTEN), _OFTEN)
-        return 1 - _DOUBT * (1 / math.sqrt(seen) - 1 / math.sqrt(_OFTEN))
+        return _BELIEFS[min(self._times.get(step, _OFTEN), _OFTEN)]
 
     def _measure(self, step: str, rows: int, seconds: float) -> None:
         """Gives a step its line, as steep as that of the step that stood in for it."""
@@ -118,3 +117,8 @@ class Costs:
         if kind == "draft":
             return (others or self._steps)[0], _DRAFT
         return (others[0], 1 / _DRAFT) if others else (self._steps[0], 1.0)
+
+
+def extension_factor(waiting: int) -> float:
+    """What drafting costs where so many committed rows wait for the head, beside what it does where one does."""
+    return max(1.0, 1 + 0.02 * (waiting - _EXTENSION_FREE))

@@ -87,12 +87,11 @@ class KVPool(SlotPool):
         return dict(zip(cache_names(prefix, layers), parts, strict=True))
 
     def move(self, slot: int, source: npt.NDArray[np.intp], start: int) -> None:
-        """See `SlotPool.move`."""
-        stop, block = start + len(source), self.key_block
-        values = self.values[:, slot]
-        values[:, :, start:stop] = values[:, :, source]
-        keys, target = self.keys[:, slot], np.arange(start, stop)
-        keys[:, :, target // block, :, target % block] = keys[:, :, source // block, :, source % block]
+        """See `SlotPool.move`. Row by row, since the rows are few and slices cost less than lists of indices."""
+        values, keys, block = self.values[:, slot], self.keys[:, slot], self.key_block
+        for row, old in enumerate(source.tolist(), start):
+            values[:, :, row] = values[:, :, old]
+            keys[:, :, row // block, :, row % block] = keys[:, :, old // block, :, old % block]
 
 
 class KVSlot:

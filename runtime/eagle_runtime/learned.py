@@ -19,9 +19,9 @@ class Learned:
     Greedy and sampled answers have costs of their own, since sampling reads the logits of every node on its way.
     """
 
-    def __init__(self, bundle: Bundle, engine: Engine, *, threads: int | None) -> None:
+    def __init__(self, bundle: Bundle, engine: Engine, *, threads: int | None, drafting: str) -> None:
         self._profiles = bundle.manifest.profiles
-        self._key = table_key(bundle, engine, threads)
+        self._key = table_key(bundle, engine, threads, drafting)
         self.experience: dict[tuple[Mode, bool], Experience] = {}
         greedy = load_table(self._key)
         self._start(greedy, load_table(self._key + _SAMPLED) or greedy)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-LENGTHS = (16, 12, 8, 6, 4, 3, 2, 1)
-"""Tokens of the suffixes that are looked for, in this order. A longer one would say hardly more."""
-LONGEST = LENGTHS[0]
+LENGTHS = (8, 4, 2, 1)
+"""Tokens of the suffixes that are looked for, in this order. More of them find nothing that is better."""
+LONGEST = 16
+"""Up to here a match that is longer is a better one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ class LookupIndex:
 
     def _suffixes(self) -> Iterator[tuple[int, ...]]:
         """The text's suffixes of the lengths that are looked for, the longest first."""
-        end = tuple(self._tokens[-LONGEST:])
+        end = tuple(self._tokens[-LENGTHS[0] :])
         return (end[-length:] for length in LENGTHS if length <= len(end))
 
     def _agreeing(self, position: int, length: int) -> int:

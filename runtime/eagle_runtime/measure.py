@@ -8,7 +8,7 @@ The request is {"prompts": [[token ids], ...], "profiles": ["plain", "8", ...], 
 "max_new_tokens": n}; the answer on standard output is {profile: {"token_ids": [[...], ...], "stats": {...},
 "partings": [...]}}. Where a profile's tokens part from those of "plain", if that is among them, there is a parting
 {"prompt": number, "step": n, "found": token, "expected": plain's token, "gap": how far apart the two logits are, as the
-target gives them there}.
+target gives them there}. What the steps cost is measured at the end, and kept in the user's cache for `auto`.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ def _answer(directory: str, request: dict[str, Any]) -> dict[str, Any]:
     drafted = next((profile for profile in profiles if profile != PLAIN), PLAIN)
     with Session.open(directory, profile=drafted, kernels=request["kernels"]) as session:
         runs = measure(session, prompts, profiles, max_new_tokens=request["max_new_tokens"])
+        session.tune()
         plain = runs.get(PLAIN)
         return {
             profile: {

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Protocol
 
-import numpy as np
-
-from eagle_graphs import Candidates, Profile, Tree, cut, rerank, root_only
+from eagle_graphs import Profile, Tree, cut, root_only
+from eagle_graphs.tree import best_tree
 from eagle_runtime.acceptance import Drafted, HeadAcceptance, LookupAcceptance, drafted_from_tree, values_from
-from eagle_runtime.controller import NOTHING, Controller, Expected, expected_from_probabilities
+from eagle_runtime.controller import NOTHING, Controller, Expected, Prices, expected_from_probabilities
 from eagle_runtime.draft import Drafting
 from eagle_runtime.lookup import LookupIndex, Match
 from eagle_runtime.stats import PhaseClock
@@ -83,7 +82,7 @@ class Planner:
 
     def __init__(self, experience: Experience, profiles: Sequence[Profile], *, lookup: bool) -> None:
         self._experience, self._controller = experience, experience.controller
-        self._profiles = {profile.nodes: profile for profile in profiles}
+        self._profiles = {profile.nodes: profile for profile in sorted(profiles, key=lambda each: each.nodes)}
         self._index = LookupIndex() if lookup else None
         self._waiting, self._has_drafted = 1, False  # rows that the head has not read, once it has drafted
         self._proposed: _Proposed | None = None
@@ -91,9 +90,10 @@ class Planner:
     def propose(self, tokens: Sequence[int], drafter: Drafting | None, clock: PhaseClock) -> Tree:
         """See `Planning`."""
         started, controller, rows = clock.total, self._controller, len(tokens) - 1
+        prices = controller.prices(rows)
         match, chances = self._look_up(tokens)
         alone = expected_from_probabilities(accumulate(chances, operator.mul))
-        draft = controller.choose_draft(alone, rows=rows, waiting=self._waiting)
+        draft = controller.choose_draft(alone, prices, waiting=self._waiting)
         if draft == NOTHING or drafter is None:
             tree, merged = root_only(tokens[-1]), _Merged.from_chain(tokens[-1], match, chances)
             expected: Expected = alone
@@ -101,10 +101,10 @@ class Planner:
             tree = drafter.draft(tokens, self._profiles[draft], clock)
             merged = self._merge(tree, match, chances)
             expected = merged.expected()
-            if NOTHING in controller.options.drafts and draft == controller.best_depth(rows):
-                controller.learn_gain(expected, alone, merged.expected_of_branch(), rows=rows)
-            self._survey(draft, tree, merged, rows=rows)
-        nodes = controller.choose_size(expected, rows=rows)
+            if NOTHING in controller.options.drafts and draft == controller.best_depth(prices):
+                controller.learn_gain(expected, alone, merged.expected_of_branch(), prices)
+            self._compare(draft, tree, merged, prices)
+        nodes = controller.choose_size(expected, prices)
         if match is None:
             tree = cut(tree, nodes)
         elif nodes != len(tree) or merged.changes(tree):
@@ -163,11 +163,11 @@ class Planner:
                 if child is None:
                     if drafted.has_children(row):
                         left = index
-                        chances[index] = lookup.beside(match, index, 0.0)
+                        chances[index] = lookup.beside(match, index)
                     break
                 row = child
                 branch.append(row)
-                probabilities[row] = lookup.beside(match, index, probabilities[row])
+                probabilities[row] = lookup.agreeing(match, index, probabilities[row])
             rest = match.tokens[len(branch) :]
         values = values_from(drafted.parents, probabilities)
         parents = [*drafted.parents]
@@ -180,13 +180,13 @@ class Planner:
             tokens=[*drafted.tokens, *rest], parents=parents, values=values, branch=branch, left=left, drafted=drafted
         )
 
-    def _survey(self, draft: int, tree: Tree, merged: _Merged, *, rows: int) -> None:
-        """Compares the profiles where the deepest was drafted."""
-        profiles = [self._profiles[nodes] for nodes in self._controller.options.drafts if nodes != NOTHING]
-        if len(profiles) > 1 and draft == profiles[-1].nodes:
+    def _compare(self, draft: int, tree: Tree, merged: _Merged, prices: Prices) -> None:
+        """Compares the profiles up to the drafted one on its tree."""
+        profiles = [profile for nodes, profile in self._profiles.items() if nodes <= draft]
+        if len(profiles) > 1:
             assert merged.drafted is not None
             values = values_from(merged.drafted.parents, self._experience.head.probabilities(merged.drafted))
-            self._controller.learn_survey(_by_profile(tree.depths.tolist(), values, profiles), rows=rows)
+            self._controller.learn_steps(_by_profile(tree.depths.tolist(), values, profiles), prices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,19 +234,15 @@ class _Merged:
         """The best nodes."""
         if nodes == 1:
             return root_only(self.tokens[0])
-        candidates = Candidates(
-            tokens=np.array(self.tokens[1:], np.int64),
-            parents=np.array(self.parents[1:], np.int64) - 1,
-            values=np.array(self.values[1:], np.float32),
-        )
-        return rerank(candidates, self.tokens[0], nodes)
+        parents = [parent - 1 for parent in self.parents[1:]]
+        return best_tree(self.tokens[1:], parents, self.values[1:], self.tokens[0], nodes)
 
 
-def _by_profile(depths: list[int], values: list[float], profiles: Sequence[Profile]) -> Mapping[int, Expected]:
+def _by_profile(depths: list[int], values: list[float], profiles: Sequence[Profile]) -> list[Expected]:
     """What each profile would have given: its best nodes among those no deeper than it drafts."""
-    curves = {}
+    curves: list[Expected] = []
     for profile in profiles:
         within = (value for value, depth in zip(values[1:], depths[1:], strict=True) if depth <= profile.depth)
         best = sorted(within, reverse=True)[: profile.nodes - 1]
-        curves[profile.nodes] = expected_from_probabilities(map(math.exp, best))
+        curves.append(expected_from_probabilities(map(math.exp, best)))
     return curves

@@ -87,7 +87,7 @@ class Session:
                 manifest, architecture=memory.architecture, installed=installed_backends()
             )
         """The compiled graphs in use, and how exact they are; and why they are not the bundle's first, or None."""
-        self._learned = Learned(bundle, self.engine, threads=threads)
+        self._learned = Learned(bundle, self.engine, threads=threads, drafting=drafting)
         self._open_graphs(threads, drafting)
 
     @classmethod

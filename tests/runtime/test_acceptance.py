@@ -89,15 +89,15 @@ def test_a_token_counts_as_the_first_of_a_match_that_much_longer() -> None:
 
 def test_head_and_look_up_agreeing_are_believed_more_than_either() -> None:
     lookup, match = LookupAcceptance(), Match(length=3, tokens=[1])
-    alone = lookup.beside(match, 0, 0.0)
-    assert lookup.beside(match, 0, 0.4) == pytest.approx(1 - (1 - alone) * 0.6)
-    assert lookup.beside(match, 0, 1.0) < 1
+    (alone,) = lookup.alone(match)
+    assert lookup.agreeing(match, 0, 0.4) == pytest.approx(1 - (1 - alone) * 0.6)
+    assert lookup.agreeing(match, 0, 1.0) < 1
 
 
 def test_what_the_head_does_not_propose_is_learned_apart() -> None:
     lookup, match = LookupAcceptance(), Match(length=3, tokens=[1, 2])
-    before = lookup.beside(match, 1, 0.0)
+    before = lookup.beside(match, 1)
     for _ in range(300):
         lookup.learn(match, [1, 9], 1)
-    assert lookup.beside(match, 1, 0.0) < 0.05 < before
-    assert lookup.beside(match, 0, 0.0) == LookupAcceptance().beside(match, 0, 0.0)
+    assert lookup.beside(match, 1) < 0.05 < before
+    assert lookup.beside(match, 0) == LookupAcceptance().beside(match, 0)

@@ -49,10 +49,10 @@ def test_sizes_are_those_of_the_best_of_all_choices(seed: int, strength: float) 
     rng, auto = np.random.default_rng(seed), controller()
     rounds = [curve(rng, 16, strength) for _ in range(5)]
     best = best_rate([[(float(e[n - 1]), 1e-3 * (VERIFY[n] + DRAFT[16])) for n in SIZES] for e in rounds])
-    if best < auto.rate(0):
+    if best < auto.prices(0).rate:
         return  # plain decoding is faster than any of these
     auto.learn_round(tokens=10**9, seconds=10**9 / best)
-    sizes = [auto.choose_size(e, rows=0) for e in rounds]
+    sizes = [auto.choose_size(e, auto.prices(0)) for e in rounds]
     tokens = sum(float(e[n - 1]) for e, n in zip(rounds, sizes, strict=True))
     seconds = sum(1e-3 * (VERIFY[n] + DRAFT[16]) for n in sizes)
     assert tokens / seconds == pytest.approx(best)
@@ -60,12 +60,15 @@ def test_sizes_are_those_of_the_best_of_all_choices(seed: int, strength: float) 
 
 @pytest.mark.parametrize("have", [1, 4, 5, 8, 15])
 def test_no_size_is_chosen_that_the_tree_does_not_fill(have: int) -> None:
-    assert controller().choose_size(1 + np.arange(have, dtype=np.float64), rows=0) == max(n for n in SIZES if n <= have)
+    auto = controller()
+    best = auto.choose_size(1 + np.arange(have, dtype=np.float64), auto.prices(0))
+    assert best == max(n for n in SIZES if n <= have)
 
 
 def test_the_smaller_size_is_chosen_where_more_nodes_give_nothing() -> None:
-    assert controller().choose_size(expected_from_probabilities([0.9] * 3 + [0.0] * 12), rows=0) == 4
-    assert controller().choose_size(expected_from_probabilities([0.0] * 15), rows=0) == 1
+    auto = controller()
+    assert auto.choose_size(expected_from_probabilities([0.9] * 3 + [0.0] * 12), auto.prices(0)) == 4
+    assert auto.choose_size(expected_from_probabilities([0.0] * 15), auto.prices(0)) == 1
 
 
 @dataclass
@@ -82,17 +85,17 @@ def play(auto: Controller, rounds: int, drafted: Callable[[int], dict[int, Expec
     """Rounds whose trees give `drafted(round)[profile]`, of which each gives exactly what is expected of it."""
     run = Run()
     for number in range(rounds):
-        draft = auto.choose_draft(lookup, rows=0)
+        prices = auto.prices(0)
+        draft = auto.choose_draft(lookup, prices)
         expected, seconds = lookup, 0.0
         if draft != NOTHING:
             curves = drafted(number)
             expected, seconds = curves[draft], 1e-3 * DRAFT[draft]
             run.wasted += seconds
-            if draft == auto.best_depth(0):
-                auto.learn_gain(expected, lookup, lookup, rows=0)
-            if draft == DRAFTS[-1]:
-                auto.learn_survey(curves, rows=0)
-        size = auto.choose_size(expected, rows=0)
+            if draft == auto.best_depth(prices):
+                auto.learn_gain(expected, lookup, lookup, prices)
+            auto.learn_steps([curves[profile] for profile in DRAFTS if profile <= draft], prices)
+        size = auto.choose_size(expected, prices)
         seconds += 1e-3 * VERIFY[size]
         tokens = float(expected[size - 1])
         run.tokens += tokens
@@ -163,8 +166,8 @@ def test_drafting_is_taken_up_again_once_it_pays() -> None:
 
 def test_rows_that_wait_for_the_head_count() -> None:
     auto = controller()
-    assert auto.choose_draft(NO_LOOKUP, rows=0) != NOTHING
-    assert auto.choose_draft(NO_LOOKUP, rows=0, waiting=1000) == NOTHING
+    assert auto.choose_draft(NO_LOOKUP, auto.prices(0)) != NOTHING
+    assert auto.choose_draft(NO_LOOKUP, auto.prices(0), waiting=1000) == NOTHING
 
 
 def test_a_sure_look_up_needs_no_draft_and_an_unsure_one_does() -> None:
@@ -177,11 +180,18 @@ def test_a_sure_look_up_needs_no_draft_and_an_unsure_one_does() -> None:
 
 
 def test_without_a_choice_there_is_none() -> None:
-    assert controller(drafts=(8,)).choose_draft(NO_LOOKUP, rows=0) == 8
-    assert controller(drafts=(NOTHING,)).choose_draft(NO_LOOKUP, rows=0) == NOTHING
+    for auto, only in ((controller(drafts=(8,)), 8), (controller(drafts=(NOTHING,)), NOTHING)):
+        assert auto.choose_draft(NO_LOOKUP, auto.prices(0)) == only
+
+
+def test_a_smaller_profile_is_found_better_without_a_trial() -> None:
+    """The trees of the preferred one say what the smaller one would have given."""
+    auto, drafted = controller(preferred=8), world({4: (0.3, 0.5), 8: (0.3, 0.5), 16: (0.3, 0.5)})
+    play(auto, 6, drafted, NO_LOOKUP)
+    assert auto.best_depth(auto.prices(0)) == 4
 
 
 def test_the_rate_is_at_least_plain_decoding_s() -> None:
     auto = controller()
     auto.learn_round(tokens=1, seconds=1.0)
-    assert auto.rate(0) == pytest.approx(1 / 6e-3)
+    assert auto.prices(0).rate == pytest.approx(1 / 6e-3)

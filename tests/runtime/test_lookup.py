@@ -46,7 +46,7 @@ def test_a_text_that_comes_in_pieces_is_the_same_text(pieces: list[list[int]]) -
         ([1, 1], Match(length=1, tokens=[1, 1, 1, 1])),
         ([1, 2, 9, 1, 2], Match(length=2, tokens=[9, 1, 2, 9])),
         ([1, 2, 8, 1, 2, 9, 1, 2], Match(length=2, tokens=[9, 1, 2, 9])),
-        ([5, 1, 2, 8, 1, 2, 9, 5, 1, 2], Match(length=3, tokens=[8, 1, 2, 9])),
+        ([5, 6, 1, 2, 8, 1, 2, 9, 5, 6, 1, 2], Match(length=4, tokens=[8, 1, 2, 9])),
     ],
     ids=["nothing", "one token", "no repetition", "a loop", "a repetition", "the latest of two", "the longest of two"],
 )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from eagle_graphs import Candidates, Profile, Tree, profile_from_nodes, rerank
 from eagle_runtime import Sampling, Session
-from eagle_runtime.controller import NOTHING, Controller, Expected, Options
+from eagle_runtime.controller import NOTHING, Controller, Expected, Options, Prices
 from eagle_runtime.costs import Costs
 from eagle_runtime.generate import Round
 from eagle_runtime.lookup import Match
@@ -33,10 +33,10 @@ class Wavering(Controller):
         super().__init__(options, Costs(PROFILES), preferred=8)
         self.random = np.random.default_rng(seed)
 
-    def choose_draft(self, lookup: Expected, *, rows: int, waiting: int = 1) -> int:
+    def choose_draft(self, lookup: Expected, prices: Prices, *, waiting: int = 1) -> int:
         return int(self.random.choice(self.options.drafts))
 
-    def choose_size(self, expected: Expected, *, rows: int) -> int:
+    def choose_size(self, expected: Expected, prices: Prices) -> int:
         return int(self.random.choice([size for size in self.options.sizes if size <= len(expected)]))
 
 

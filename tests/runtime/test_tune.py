@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from eagle_graphs.tensorrt.bundle import read_manifest, write_manifest
 from eagle_runtime import Session
 from tests.commands import eagle_run
 from tests.drafters import random_prompt
@@ -29,6 +35,26 @@ def test_every_step_is_measured_and_kept(tiny_bundle: Path) -> None:
         assert session._learned.costs[True].table == table
     with Session.open(tiny_bundle, threads=2) as session:
         assert session._learned.costs[True].table == {}, "other threads have other costs"
+    with Session.open(tiny_bundle, threads=1, drafting="stepwise") as session:
+        assert session._learned.costs[True].table == {}, "and so has another way of drafting"
+
+
+def test_an_export_leaves_the_costs_of_its_machine(tiny_bundle: Path, tmp_path: Path) -> None:
+    """The measuring that it does on a bundle whose manifest is not yet the last one."""
+    manifest = read_manifest(tiny_bundle)
+    early = tmp_path / "bundle"
+    shutil.copytree(tiny_bundle, early)
+    write_manifest(early, replace(manifest, default_profile="plain"))
+    request = {"prompts": [random_prompt(20)], "profiles": ["plain", "8"], "kernels": "auto", "max_new_tokens": 4}
+    subprocess.run(
+        [sys.executable, "-m", "eagle_runtime.measure", str(early)],
+        input=json.dumps(request),
+        text=True,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    with Session.open(tiny_bundle) as session:
+        assert session._learned.costs[True].table.keys() == STEPS
 
 
 def test_without_the_head_only_verifying_is_measured(tiny_bundle: Path) -> None:
