@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import typer
 from rich.console import Console
@@ -28,7 +28,7 @@ from rich.table import Table
 
 from eagle_graphs import EagleError
 from eagle_runtime import Session
-from eagle_runtime.answer import StreamOptions
+from eagle_runtime.answer import Generation, StreamOptions
 from eagle_runtime.compare import first_difference, warm_up
 from eagle_runtime.huge_pages import restart_with_huge_pages
 from eagle_runtime.modes import AUTO, PLAIN
@@ -36,6 +36,7 @@ from eagle_runtime.sampling import VerifyMode
 from eagle_runtime.stats import HOST_PHASES, Stats
 
 HERE = Path(__file__).parent
+T = TypeVar("T")
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -136,6 +137,12 @@ def read_prompts(path: Path) -> list[tuple[str, list[dict[str, str]]]]:
     return prompts
 
 
+def spread(prompts: Sequence[T], limit: int | None) -> list[T]:
+    """At most `limit` of them, from all over the file."""
+    count = min(limit or len(prompts), len(prompts))
+    return [prompts[i * len(prompts) // count] for i in range(count)]
+
+
 @app.command()
 def bench(
     bundle: Path,
@@ -154,29 +161,16 @@ def bench(
 ) -> None:
     """Benchmarks a bundle."""
     settings, decoders = settings_from_options(temperature, top_p, verify_mode), decoders_from_option(profile)
-    chosen = read_prompts(prompts)
-    if limit is not None and limit < len(chosen):
-        chosen = [chosen[i * len(chosen) // limit] for i in range(limit)]
+    chosen = spread(read_prompts(prompts), limit)
     console = Console(stderr=True, highlight=False)
     rows = [(setting, decoder) for setting in settings for decoder in decoders]
-    tallies = {row: (Tally(), defaultdict[str, Tally](Tally)) for row in rows}
     with Session.open(bundle, threads=threads) as session:
         warm_up(session, session.encode(messages=chosen[0][1]), [PLAIN, *(decoder.profile for decoder in decoders)])
+        tallies = {row: (Tally(), defaultdict[str, Tally](Tally)) for row in rows}
         for number, (category, messages) in enumerate(track(chosen, description=profile, console=console)):
             tokens = session.encode(messages=messages)
             for setting in settings:
-                answers = {}
-                turns = [PLAINLY, *decoders]
-                first = number % len(turns)
-                for decoder in turns[first:] + turns[:first]:
-                    session.reset()
-                    asked: StreamOptions = {
-                        "token_ids": tokens,
-                        "max_new_tokens": max_new_tokens,
-                        "seed": seed,
-                        **setting.options(decoder),
-                    }
-                    answers[decoder] = session.generate(**asked)
+                answers = in_turn(session, tokens, setting, decoders, number, max_new_tokens, seed)
                 plain = answers[PLAINLY]
                 for decoder in decoders:
                     eagle = answers[decoder]
@@ -188,7 +182,7 @@ def bench(
                     for tally in (overall, categories[category]):
                         tally.add(eagle.stats, plain.stats, identical=identical)
         exactness = session.engine.exactness.kind
-    results = [
+    results: list[dict[str, Any]] = [
         {
             "profile": str(decoder),
             "setting": asdict(setting),
@@ -211,6 +205,31 @@ def bench(
         print_table(f"{profile}, {title}, {settings[0]}", [*only["categories"].items(), ("overall", only["overall"])])
         print_phases(only["overall"]["phases_ms"])
         print(only["overall"]["rounds"])
+
+
+def in_turn(
+    session: Session,
+    tokens: Sequence[int],
+    setting: Setting,
+    decoders: Sequence[Decoder],
+    number: int,
+    max_new_tokens: int,
+    seed: int,
+) -> dict[Decoder, Generation]:
+    """The answers of plain decoding and of each decoder to prompt `number`, which says who is first."""
+    turns = [PLAINLY, *(decoder for decoder in decoders if decoder != PLAINLY)]
+    first = number % len(turns)
+    answers = {}
+    for decoder in turns[first:] + turns[:first]:
+        session.reset()
+        asked: StreamOptions = {
+            "token_ids": tokens,
+            "max_new_tokens": max_new_tokens,
+            "seed": seed,
+            **setting.options(decoder),
+        }
+        answers[decoder] = session.generate(**asked)
+    return answers
 
 
 def with_worst(result: dict[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from bench import read_prompts
+from bench import read_prompts, spread
 from peers.catalogue import (
     EAGLE,
     SETTINGS,
@@ -118,9 +118,9 @@ def bench_peers(
         "requirements": {name: known[name].requirements for name in dict.fromkeys(s.peer for s in settings)},
     }
     if quality:
-        rows = measure_quality(bundle, settings, start)
-        Console(highlight=False).print(perplexity_table(rows, title=f"perplexity, {builds.checkpoint.stem}"))
-        write(out, facts | {"quality": [asdict(row) for row in rows]})
+        scores = measure_quality(bundle, settings, start)
+        Console(highlight=False).print(perplexity_table(scores, title=f"perplexity, {builds.checkpoint.stem}"))
+        write(out, facts | {"quality": [asdict(row) for row in scores]})
         return
 
     def start_own(profile: str) -> Worker:
@@ -206,12 +206,6 @@ def own_quality(bundle: Path) -> list[Perplexity]:
             agreement=found["agreement"],
         )
     ]
-
-
-def spread(prompts: Sequence[Any], limit: int | None) -> list[Any]:
-    """At most `limit` of them, from all over the file."""
-    count = min(limit or len(prompts), len(prompts))
-    return [prompts[i * len(prompts) // count] for i in range(count)]
 
 
 def demo_model() -> Path:

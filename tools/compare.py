@@ -131,7 +131,7 @@ def _with_bias(model: onnx.ModelProto, value: str) -> str:
     users = [node for node in model.graph.node if value in node.input]
     constants = {initializer.name for initializer in model.graph.initializer}
     if len(users) == 1 and users[0].op_type == "Add" and constants & set(users[0].input):
-        return users[0].output[0]
+        return str(users[0].output[0])
     return value
 
 

@@ -56,13 +56,17 @@ def main() -> int:
 
         query = numbers(1, heads, rows, size)
         key, value = numbers(1, kv_heads, rows, size), numbers(1, kv_heads, rows, size)
-        caches = [numbers(1, kv_heads, capacity, size) for _ in "kv"]
-        exact = [array.astype(np.float32) for array in (query, key, value, *caches)]
+        keys, values = numbers(1, kv_heads, capacity, size), numbers(1, kv_heads, capacity, size)
+        q, k, v, past_k, past_v = (array.astype(np.float32) for array in (query, key, value, keys, values))
         expected, *_ = tree_attention.tree_attention(
-            *exact, mask, np.array([length]), scale=size**-0.5, softcap=softcap, sliding_window=window
+            *(q, k, v, past_k, past_v, mask, np.array([length])),
+            scale=size**-0.5,
+            softcap=softcap,
+            sliding_window=window,
         )
         units = torch.cuda.get_device_properties(0).multi_processor_count if on_gpu else 4
-        given = [torch.from_numpy(array).to(options.device) for array in (query, key, value, *caches, pack_mask(mask))]
+        arrays = (query, key, value, keys, values, pack_mask(mask))
+        given = [torch.from_numpy(array).to(options.device) for array in arrays]
         lengths = torch.tensor([length], device=options.device)
 
         def run(
@@ -71,7 +75,8 @@ def main() -> int:
             lengths: torch.Tensor = lengths,
             split: int = split_rows_for(attention, slots=1, capacity=capacity, multiprocessors=units),
         ) -> torch.Tensor:
-            return run_kernel(attention, *given, lengths, lengths, split_rows=split)
+            q, k, v, past_k, past_v, words = given
+            return run_kernel(attention, q, k, v, past_k, past_v, words, lengths, lengths, split_rows=split)
 
         error = float(np.abs(run().float().cpu().numpy() - expected).max() / max(1.0, np.abs(expected).max()))
         worst = max(worst, error)

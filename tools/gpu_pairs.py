@@ -22,7 +22,7 @@ def pairs(manifest: Manifest) -> list[tuple[str, str, str, str, str]]:
             graphs = portable.get(engine.precision)
             for name in ("target", "draft"):
                 onnx = "" if graphs is None else getattr(graphs, name)
-                found.append((engine.backend, name, onnx, getattr(engine, name), rows[name]))
+                found.append((str(engine.backend), name, onnx, getattr(engine, name), rows[name]))
     if not found:
         found = [
             ("onnxruntime", name, getattr(graphs, name), "-", rows[name])

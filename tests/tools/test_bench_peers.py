@@ -198,11 +198,6 @@ def test_a_plot_needs_matplotlib_before_anything_is_measured(tmp_path: Path, mon
         CliRunner().invoke(bench_peers.app, [str(tmp_path), "--plot", "x.svg"], catch_exceptions=False)
 
 
-def test_prompts_are_taken_from_all_over_the_file() -> None:
-    assert bench_peers.spread(range(24), 4) == [0, 6, 12, 18]
-    assert bench_peers.spread(range(3), None) == bench_peers.spread(range(3), 9) == [0, 1, 2]
-
-
 def test_a_comparison_from_bundle_to_json(tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The peer is this project itself, without speculation: only the engines are not the real ones."""
 

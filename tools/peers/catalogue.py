@@ -114,7 +114,18 @@ class Builds:
     def _onnx(self, precision: str) -> Path:
         source = self.safetensors()
         cache = self.root / "cache"
-        command = ["-m", "onnxruntime_genai.models.builder", "-i", source, "-p", precision, "-e", "cpu", "-c", cache]
+        command: list[str | Path] = [
+            "-m",
+            "onnxruntime_genai.models.builder",
+            "-i",
+            source,
+            "-p",
+            precision,
+            "-e",
+            "cpu",
+            "-c",
+            cache,
+        ]
         return self._build("onnxruntime-genai", f"onnx-{precision}", [*command, "-o"])
 
     def _build(self, peer: str, name: str, command: list[str | Path]) -> Path:
