@@ -186,3 +186,23 @@ class Known:
 def random_prompt(length: int, seed: int = 0) -> list[int]:
     """A prompt without special tokens."""
     return np.random.default_rng(seed).integers(2, VOCAB, length).tolist()
+
+
+def stop_string(session: Session, tokens: Sequence[int]) -> str:
+    """The last character of token 7 and the first of token 8: complete with token 8, in the middle of round 2."""
+    last, first = session.tokenizer.decode([tokens[7]]), session.tokenizer.decode([tokens[8]])
+    return last[-1:] + first[:1]
+
+
+def scripted(session: Session, known: Known, shape: Shape) -> SlotState:
+    """The session's target beside a drafter that knows the continuation."""
+    return state_with(session, Scripted(known.script, shape))
+
+
+def assert_same_rounds(rounds: Sequence[Round], expected: Sequence[Round]) -> None:
+    assert len(rounds) == len(expected)
+    for found, wanted in zip(rounds, expected, strict=True):
+        np.testing.assert_array_equal(found.tree.tokens, wanted.tree.tokens)
+        np.testing.assert_array_equal(found.tree.parents, wanted.tree.parents)
+        np.testing.assert_allclose(found.tree.values, wanted.tree.values, atol=1e-4)
+        assert (found.walk, found.kept) == (wanted.walk, wanted.kept)
