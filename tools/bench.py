@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -27,6 +26,7 @@ from rich.progress import track
 from rich.table import Table
 
 from eagle_graphs import EagleError
+from eagle_graphs.command_line import run_command
 from eagle_runtime import Session
 from eagle_runtime.answer import Generation, StreamOptions
 from eagle_runtime.compare import first_difference, warm_up
@@ -305,8 +305,4 @@ def print_phases(phases: dict[str, float]) -> None:
 
 if __name__ == "__main__":
     restart_with_huge_pages()
-    try:
-        app()
-    except EagleError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_command(app)

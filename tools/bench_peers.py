@@ -54,6 +54,7 @@ from rich.console import Console
 from rich.progress import track
 
 from eagle_graphs import EagleError
+from eagle_graphs.command_line import run_command
 from eagle_runtime import Session
 from eagle_runtime.modes import AUTO, PLAIN
 
@@ -222,8 +223,4 @@ def write(path: Path | None, found: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        app()
-    except EagleError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_command(app)

@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_graphs import EagleError
+from eagle_graphs.command_line import run_command
 from eagle_runtime import Session
 from eagle_runtime.compare import warm_up
 from eagle_runtime.huge_pages import restart_with_huge_pages
@@ -224,8 +225,4 @@ def plot(rows: dict[str, dict[str, dict[str, dict[str, Any]]]], path: Path) -> N
 
 if __name__ == "__main__":
     restart_with_huge_pages()
-    try:
-        app()
-    except EagleError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_command(app)

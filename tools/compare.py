@@ -42,6 +42,7 @@ from eagle_exporter.parity import OutputParity, chain, placement
 from eagle_exporter.pipeline import head_module
 from eagle_exporter.target import TargetGraph, load_target, settle
 from eagle_graphs import EagleError, GraphPorts, KVGeometry, Tree, draft_ports, target_ports, tree_from_parents
+from eagle_graphs.command_line import run_command
 from eagle_graphs.session_config import SESSION_CONFIG
 
 LAYER = "layer "
@@ -305,8 +306,4 @@ def _table(entries: Sequence[OutputParity], title: str, tolerance: float) -> Tab
 
 
 if __name__ == "__main__":
-    try:
-        app()
-    except EagleError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_command(app)

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from eagle_graphs import EagleError
+from eagle_graphs.command_line import run_command
 from eagle_runtime import Session
 from eagle_runtime.bundle import Bundle, open_bundle
 from eagle_runtime.engines.cuda import CudaMemory
@@ -127,8 +128,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except EagleError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_command(lambda: typer.run(main))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from enum import Enum
 from pathlib import Path
@@ -16,6 +15,7 @@ from rich.console import Console
 from eagle_exporter.gpu_options import GpuOptions, gpu_precision
 from eagle_exporter.precision import Quantization, cpu_precision
 from eagle_graphs import EagleError, Profile, paths_from_json, profiles_from_text, static_profile
+from eagle_graphs.command_line import clean_up_when_terminated, run_command
 from eagle_graphs.machines import MACHINES, Machine
 from eagle_graphs.tensorrt.build import build_options
 
@@ -327,12 +327,8 @@ def _quiet_libraries() -> None:
 
 def main() -> None:
     """The command; a user's mistake gives one line and status 2."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that it cleans up as on Ctrl-C
-    try:
-        app()
-    except EagleError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+    clean_up_when_terminated()
+    run_command(app)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from eagle_graphs import EagleError
+from eagle_graphs.command_line import refuse, run_command
 from eagle_runtime.answer import Generation, StreamOptions
 from eagle_runtime.chat import messages_from_json
 from eagle_runtime.chat_loop import RoundPrinter, chat, ctrl_c_cancels
@@ -228,13 +229,8 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
     try:
-        app()
-    except EagleError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        run_command(app)
     except (MemoryError, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.ENOMEM:
-            print(f"error: {error.strerror or error}", file=sys.stderr)
-            sys.exit(2)
-        print("error: there is not enough memory: free some, or export with a smaller --capacity", file=sys.stderr)
-        sys.exit(2)
+            refuse(error.strerror or str(error))
+        refuse("there is not enough memory: free some, or export with a smaller --capacity")

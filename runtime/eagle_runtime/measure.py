@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from eagle_graphs import EagleError
+from eagle_graphs.command_line import run_command
 from eagle_runtime.compare import first_difference
 from eagle_runtime.huge_pages import restart_with_huge_pages
 from eagle_runtime.modes import PLAIN
@@ -85,11 +85,7 @@ def _answer(directory: str, request: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """See the module."""
-    try:
-        print(json.dumps(_answer(sys.argv[1], json.load(sys.stdin))))
-    except EagleError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_command(lambda: print(json.dumps(_answer(sys.argv[1], json.load(sys.stdin)))))
 
 
 if __name__ == "__main__":

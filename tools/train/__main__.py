@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +11,7 @@ import typer
 from rich.console import Console
 
 from eagle_graphs import EagleError
+from eagle_graphs.command_line import run_command
 from eagle_runtime.huge_pages import restart_with_huge_pages
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -256,11 +256,7 @@ def _console() -> Console:
 
 def main() -> None:
     """The command; a user's mistake gives one line and status 2."""
-    try:
-        app()
-    except EagleError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+    run_command(app)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
 import time
 from enum import Enum
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from eagle_graphs.errors import EagleError
+from eagle_graphs.command_line import clean_up_when_terminated, run_command
 from eagle_graphs.tensorrt.build import build_options
 from eagle_graphs.tensorrt.bundle import add_engines, choose_portable, log_path, read_manifest
 from eagle_graphs.tensorrt.progress import BuildProgress
@@ -78,12 +76,8 @@ def build(
 
 def main() -> None:
     """The command; a user's mistake gives one line and status 2."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        app()
-    except EagleError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+    clean_up_when_terminated()
+    run_command(app)
 
 
 if __name__ == "__main__":
