@@ -170,7 +170,7 @@ def bench(
         for number, (category, messages) in enumerate(track(chosen, description=profile, console=console)):
             tokens = session.encode(messages=messages)
             for setting in settings:
-                answers = in_turn(session, tokens, setting, decoders, number, max_new_tokens, seed)
+                answers = in_turn(session, tokens, setting, decoders, number, max_new_tokens=max_new_tokens, seed=seed)
                 plain = answers[PLAINLY]
                 for decoder in decoders:
                     eagle = answers[decoder]
@@ -213,8 +213,10 @@ def in_turn(
     setting: Setting,
     decoders: Sequence[Decoder],
     number: int,
+    *,
     max_new_tokens: int,
     seed: int,
+    ignore_eos: bool = False,
 ) -> dict[Decoder, Generation]:
     """The answers of plain decoding and of each decoder to prompt `number`, which says who is first."""
     turns = [PLAINLY, *(decoder for decoder in decoders if decoder != PLAINLY)]
@@ -226,6 +228,7 @@ def in_turn(
             "token_ids": tokens,
             "max_new_tokens": max_new_tokens,
             "seed": seed,
+            "ignore_eos": ignore_eos,
             **setting.options(decoder),
         }
         answers[decoder] = session.generate(**asked)

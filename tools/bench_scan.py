@@ -1,9 +1,9 @@
 """Where EAGLE pays: speed-ups over plain decoding of the same bundle, one circumstance changed at a time.
 
-    python tools/bench_scan.py BUNDLE [BUNDLE ...] [--axes prompt,answer,temperature,threads,category,bundle]
+    python tools/bench_scan.py BUNDLE [BUNDLE ...] [--axes prompt,answer,temperature,top-p,threads,category,bundle]
                                [--profiles 4,8,16,auto] [--out scan.json] [--plot scan.svg]
 
-    prompt       tokens of the prompt: other texts of the shipped prompts stand before the question
+    prompt       tokens of the prompt, which the other prompts' texts lengthen
     answer       new tokens
     temperature  0 is greedy; both decoders draw with the same seed
     top-p        at temperature 1
@@ -43,6 +43,9 @@ PROMPT_TOKENS = (64, 256, 1024, 4096)
 NEW_TOKENS = (16, 64, 256)
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0)
 TOP_P = (0.5, 0.9, 1.0)
+Messages = list[dict[str, str]]
+Prompt = tuple[str, Messages]
+"""Category and conversation."""
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
@@ -86,7 +89,7 @@ def scan(
         print_axis(axis, values)
     if out is not None:
         out.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
-    if plot_file is not None:
+    if plot_file is not None and rows:
         plot(rows, plot_file)
 
 
@@ -124,7 +127,7 @@ def points(bundles: Sequence[Path], axes: Sequence[str], categories: Sequence[st
                 yield Point(axis=axis, value=category, bundle=first, new_tokens=new_tokens, category=category)
         else:
             for bundle in bundles:
-                yield Point(axis=axis, value=bundle.name, bundle=bundle, new_tokens=new_tokens)
+                yield Point(axis=axis, value=str(bundle), bundle=bundle, new_tokens=new_tokens)
 
 
 def sampled(axis: str, value: str, bundle: Path, new_tokens: int, temperature: float, top_p: float | None) -> Point:
@@ -133,24 +136,36 @@ def sampled(axis: str, value: str, bundle: Path, new_tokens: int, temperature: f
     return Point(axis=axis, value=value, bundle=bundle, new_tokens=new_tokens, setting=setting)
 
 
-def measure(
-    point: Point, texts: Sequence[tuple[str, list[dict[str, str]]]], profiles: str | None, limit: int
-) -> dict[str, dict[str, Any]]:
-    """By decoder, what it gave at this point; nothing where the cache is too small for it."""
+def measure(point: Point, texts: Sequence[Prompt], profiles: str | None, limit: int) -> dict[str, dict[str, Any]]:
+    """By decoder, what it gave at this point; nothing where the cache is too small for it.
+
+    Where the answer's length is what changes, answers go on past their end.
+    """
     chosen = spread([text for text in texts if point.category in (None, text[0])], limit)
     with Session.open(point.bundle, threads=point.threads) as session:
         manifest = session.bundle.manifest
         names = profiles or ",".join([*(str(profile.nodes) for profile in manifest.profiles), AUTO])
         decoders = [decoder for decoder in decoders_from_option(names) if decoder != PLAINLY]
+        if not decoders:
+            raise EagleError(f"--profiles is {names!r}: name one that is compared with plain decoding")
         asked = [session.encode(messages=messages) for _, messages in chosen]
         if point.prompt_tokens is not None:
-            if point.prompt_tokens + point.new_tokens > manifest.limits.capacity:
-                return {}
             asked = [lengthened(session, texts, messages, point.prompt_tokens) for _, messages in chosen]
+        if max(map(len, asked)) + point.new_tokens > manifest.limits.capacity:
+            return {}
         warm_up(session, asked[0], [PLAIN, *(decoder.profile for decoder in decoders)])
         tallies = {decoder: Tally() for decoder in decoders}
         for number, tokens in enumerate(asked):
-            answers = in_turn(session, tokens, point.setting, decoders, number, point.new_tokens, seed=number)
+            answers = in_turn(
+                session,
+                tokens,
+                point.setting,
+                decoders,
+                number,
+                max_new_tokens=point.new_tokens,
+                seed=number,
+                ignore_eos=point.axis == "answer",
+            )
             plain = answers[PLAINLY]
             for decoder, tally in tallies.items():
                 eagle = answers[decoder]
@@ -158,19 +173,13 @@ def measure(
     return {str(decoder): tally.to_dict() for decoder, tally in tallies.items()}
 
 
-def lengthened(
-    session: Session, texts: Sequence[tuple[str, list[dict[str, str]]]], messages: list[dict[str, str]], tokens: int
-) -> list[int]:
-    """The prompt as so many tokens: other prompts' texts stand before the question, or its beginning is cut off."""
-    *before, question = messages
-    rest = [text[1][-1]["content"] for text in texts if text[1] is not messages]
-    notes, encoded, number = list[str](), session.encode(messages=messages), 0
-    while len(encoded) < tokens:
-        notes.append(rest[number % len(rest)])
-        number += 1
-        content = "\n\n".join([*notes, question["content"]])
-        encoded = session.encode(messages=[*before, {**question, "content": content}])
-    return encoded[len(encoded) - tokens :]
+def lengthened(session: Session, texts: Sequence[Prompt], messages: Messages, tokens: int) -> list[int]:
+    """The prompt as so many tokens: the other prompts' texts stand before it, or its beginning is cut off."""
+    notes = "\n\n".join(others[-1]["content"] for _, others in texts if others is not messages)
+    before = session.tokenizer.encode(notes or messages[-1]["content"], add_special_tokens=False).ids
+    asked = session.encode(messages=messages)
+    rest = max(tokens - len(asked), 0)
+    return (before * (rest // len(before) + 1))[:rest] + asked[max(len(asked) - tokens, 0) :]
 
 
 def print_axis(axis: str, values: dict[str, dict[str, dict[str, Any]]]) -> None:
@@ -182,15 +191,17 @@ def print_axis(axis: str, values: dict[str, dict[str, dict[str, Any]]]) -> None:
         table.add_column(column, justify="right")
     for value, found in values.items():
         plain = next(iter(found.values()))["plain_tokens_per_s"]
-        cells = (f"{row['speedup']:.2f}x ({row['accepted_length']:.2f})" for row in found.values())
-        table.add_row(value, f"{plain:.1f}", *cells)
+        cells = {name: f"{row['speedup']:.2f}x ({row['accepted_length']:.2f})" for name, row in found.items()}
+        table.add_row(value, f"{plain:.1f}", *(cells.get(name, "-") for name in decoders))
     console = Console(highlight=False)
     console.print(table)
     different = [value for value, found in values.items() if any(row["identical_share"] < 1 for row in found.values())]
     if different:
         console.print(f"texts differ from plain decoding's at {', '.join(different)}: see the bundle's exactness class")
-    off = [value for value, found in values.items() if not any(row["speedup"] > 1 for row in fixed(found))]
-    console.print(f"no fixed tree pays at: {', '.join(off) or 'none of these'}\n")
+    trees = {value: fixed(found) for value, found in values.items() if fixed(found)}
+    off = [value for value, rows in trees.items() if not any(row["speedup"] > 1 for row in rows)]
+    if trees:
+        console.print(f"no fixed tree pays at: {', '.join(off) or 'none of these'}\n")
 
 
 def fixed(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:

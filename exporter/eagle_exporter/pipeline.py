@@ -178,7 +178,12 @@ def export(options: ExportOptions, steps: Steps) -> Report:
         for engine in engines:
             with steps(f"run the bundle ({engine.kernels} kernels)"):
                 runs[engine.kernels] = proof.run_bundle(
-                    directory, proven, names, kernels=engine.kernels, max_new_tokens=CHECKED_TOKENS
+                    directory,
+                    proven,
+                    names,
+                    kernels=engine.kernels,
+                    max_new_tokens=CHECKED_TOKENS,
+                    tune=engine == engines[0],  # the one that `auto` takes
                 )
                 agreement[engine.kernels] = proof.check_greedy(
                     target,

@@ -60,14 +60,24 @@ class Agreement:
 
 
 def run_bundle(
-    directory: Path, prompts: Sequence[Sequence[int]], profiles: Sequence[str], *, kernels: str, max_new_tokens: int
+    directory: Path,
+    prompts: Sequence[Sequence[int]],
+    profiles: Sequence[str],
+    *,
+    kernels: str,
+    max_new_tokens: int,
+    tune: bool,
 ) -> dict[str, Any]:
-    """What `eagle_runtime.measure` says of the bundle. Raises EagleError where it fails."""
+    """What `eagle_runtime.measure` says of the bundle. Raises EagleError where it fails.
+
+    tune: whether it leaves what the steps cost on this machine, for the runtime's `auto`.
+    """
     request = {
         "prompts": [list(p) for p in prompts],
         "profiles": list(profiles),
         "kernels": kernels,
         "max_new_tokens": max_new_tokens,
+        "tune": tune,
     }
     process = subprocess.run(
         [sys.executable, "-m", "eagle_runtime.measure", str(directory)],

@@ -9,6 +9,7 @@ Suffixes: N nodes of a tree (root included), M drafted candidates, K children a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -124,7 +125,8 @@ def rerank(candidates: Candidates, root: int, nodes: int) -> Tree:
 
 def best_tree(tokens: Sequence[int], parents: Sequence[int], values: Sequence[float], root: int, nodes: int) -> Tree:
     """`rerank` of candidates that are in lists."""
-    best = sorted(range(len(values)), key=values.__getitem__, reverse=True)[: nodes - 1]  # a tie: the lower index
+    ranked = [-math.inf if value != value else value for value in values]  # NaN behind everything
+    best = sorted(range(len(ranked)), key=ranked.__getitem__, reverse=True)[: nodes - 1]  # a tie: the lower index
     assert len(best) == nodes - 1, "too few candidates for the tree"
     children: dict[int, list[int]] = {}
     for node in reversed(best):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -97,7 +97,10 @@ class Drafter:
     def draft(
         self, tokens: Sequence[int], profile: Profile, clock: PhaseClock, proposal: Proposal | None = None
     ) -> Tree:
-        """See `Drafting`. The root is the last of `tokens`; every row before it must have been observed."""
+        """See `Drafting`. The root is the last of `tokens`; every row before it must have been observed.
+
+        Raises EagleError where the head's log-probabilities are NaN.
+        """
         while self._waiting() > self._chunk:
             self._extend(tokens, self._take(self._chunk))
         waiting = self._take(self._chunk)
@@ -111,9 +114,9 @@ class Drafter:
         if proposal is not None:
             tree = self._grow_sampled(extension, tokens, profile, proposal, clock)
         elif profile.paths:
-            tree = self._grow_static(extension, tokens[-1], profile, clock)
+            tree = _checked(self._grow_static(extension, tokens[-1], profile, clock), tokens)
         else:
-            tree = rerank(self._grow(extension, profile, clock), tokens[-1], profile.nodes)
+            tree = rerank(_checked(self._grow(extension, profile, clock), tokens), tokens[-1], profile.nodes)
         clock.lap("tree")
         return tree
 
@@ -138,7 +141,7 @@ class Drafter:
     def _run_round(
         self, graph: Graph, tokens: Sequence[int], features: Floats, profile: Profile, clock: PhaseClock
     ) -> Tree:
-        """Commits the rows of `features` and grows the tree, in one pass. Raises EagleError where values are NaN."""
+        """Commits the rows of `features` and grows the tree, in one pass."""
         rows, start = len(features), self._slot.reserve(len(features) + profile.draft_rows)
         call = graph.call(self._slot.index, outputs=_TREE, Q=rows, S=rows, R=1)
         self._feed(call, tokens, features, start)
@@ -146,12 +149,7 @@ class Drafter:
         call.run()
         clock.lap("draft")
         self._slot.commit(range(rows))
-        tree = Tree(**{name: array[0] for name, array in call.outputs.items()})
-        if math.isnan(sum(tree.values.tolist())):
-            raise EagleError(
-                f"the head's log-probabilities are NaN after {len(tokens)} tokens: the head or the bundle's precision "
-                "does not carry this input; use the profile plain"
-            )
+        tree = _checked(Tree(**{name: array[0] for name, array in call.outputs.items()}), tokens)
         clock.lap("tree")
         return tree
 
@@ -226,3 +224,16 @@ class Drafter:
         call.run()
         clock.lap("draft")
         return call
+
+
+_Valued = TypeVar("_Valued", Tree, Candidates)
+
+
+def _checked(drafted: _Valued, tokens: Sequence[int]) -> _Valued:
+    """`drafted`, whose values are numbers. Raises EagleError where one is NaN."""
+    if math.isnan(sum(drafted.values.tolist())):
+        raise EagleError(
+            f"the head's log-probabilities are NaN after {len(tokens)} tokens: the head or the bundle's precision "
+            "does not carry this input; use the profile plain"
+        )
+    return drafted

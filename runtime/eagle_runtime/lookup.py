@@ -1,7 +1,7 @@
 """Look-up: the text so far proposes how it goes on, where its end has been there before.
 
-The longest suffix of the text that occurred earlier is looked for, its latest occurrence first, and what followed
-there is the proposal. It costs no pass of any model, and says much where an answer repeats its prompt or itself.
+Suffixes of the text are looked for, of a few lengths, the longest first; what followed the latest earlier occurrence is
+the proposal. It costs no pass of any model, and says much where an answer repeats its prompt or itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LookupIndex:
             self._tokens.append(token)
 
     def find(self, count: int) -> Match | None:
-        """The next `count` tokens by the longest suffix that occurred before; None where none did."""
+        """The next `count` tokens, by the longest of those suffixes that occurred before; None where none did."""
         for suffix in self._suffixes():
             position = self._follower.get(suffix)
             if position is not None:

@@ -5,10 +5,11 @@ Also a command, for whoever may not import the runtime, the exporter above all:
     python -m eagle_runtime.measure BUNDLE < request.json
 
 The request is {"prompts": [[token ids], ...], "profiles": ["plain", "8", ...], "kernels": "auto",
-"max_new_tokens": n}; the answer on standard output is {profile: {"token_ids": [[...], ...], "stats": {...},
-"partings": [...]}}. Where a profile's tokens part from those of "plain", if that is among them, there is a parting
-{"prompt": number, "step": n, "found": token, "expected": plain's token, "gap": how far apart the two logits are, as the
-target gives them there}. What the steps cost is measured at the end, and kept in the user's cache for `auto`.
+"max_new_tokens": n, "tune": false}; the answer on standard output is {profile: {"token_ids": [[...], ...],
+"stats": {...}, "partings": [...]}}. Where a profile's tokens part from those of "plain", if that is among them, there
+is a parting {"prompt": number, "step": n, "found": token, "expected": plain's token, "gap": how far apart the two
+logits are, as the target gives them there}. With "tune", what the steps cost is measured at the end, and kept in the
+user's cache for `auto`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from eagle_graphs import EagleError
 from eagle_graphs.command_line import run_command
 from eagle_runtime.compare import first_difference
 from eagle_runtime.huge_pages import restart_with_huge_pages
@@ -71,7 +74,9 @@ def _answer(directory: str, request: dict[str, Any]) -> dict[str, Any]:
     drafted = next((profile for profile in profiles if profile != PLAIN), PLAIN)
     with Session.open(directory, profile=drafted, kernels=request["kernels"]) as session:
         runs = measure(session, prompts, profiles, max_new_tokens=request["max_new_tokens"])
-        session.tune()
+        if request.get("tune"):
+            with suppress(EagleError):  # of a meaningless prompt: nothing that the caller asked for depends on it
+                session.tune()
         plain = runs.get(PLAIN)
         return {
             profile: {

@@ -82,7 +82,7 @@ class Planner:
 
     def __init__(self, experience: Experience, profiles: Sequence[Profile], *, lookup: bool) -> None:
         self._experience, self._controller = experience, experience.controller
-        self._profiles = {profile.nodes: profile for profile in sorted(profiles, key=lambda each: each.nodes)}
+        self._profiles = {profile.nodes: profile for profile in profiles}
         self._index = LookupIndex() if lookup else None
         self._waiting, self._has_drafted = 1, False  # rows that the head has not read, once it has drafted
         self._proposed: _Proposed | None = None
@@ -182,7 +182,7 @@ class Planner:
 
     def _compare(self, draft: int, tree: Tree, merged: _Merged, prices: Prices) -> None:
         """Compares the profiles up to the drafted one on its tree."""
-        profiles = [profile for nodes, profile in self._profiles.items() if nodes <= draft]
+        profiles = [self._profiles[nodes] for nodes in self._controller.options.drafts if NOTHING < nodes <= draft]
         if len(profiles) > 1:
             assert merged.drafted is not None
             values = values_from(merged.drafted.parents, self._experience.head.probabilities(merged.drafted))

@@ -273,3 +273,9 @@ def test_a_tree_of_the_size_asked_for_is_not_touched() -> None:
     assert cut(tree, 1).tokens.tolist() == [7]
     with pytest.raises(AssertionError, match="too few"):
         cut(tree, 9)
+
+
+def test_what_is_no_number_is_worth_least() -> None:
+    values = np.array([-1.0, np.nan, -0.5, -2.0], np.float32)
+    tree = rerank(Candidates(tokens=np.arange(4), parents=np.full(4, -1), values=values), root=9, nodes=4)
+    assert tree.tokens.tolist() == [9, 2, 0, 3]

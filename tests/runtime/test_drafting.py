@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eagle_graphs import EagleError, KVGeometry, profile_from_nodes
+from eagle_graphs import EagleError, KVGeometry, Profile, static_profile
 from eagle_graphs.manifest import HeadInfo, Source
 from eagle_runtime import Session
 from eagle_runtime.draft import Drafter
@@ -78,17 +78,24 @@ def test_another_way_of_drafting_is_refused(tiny_bundle: Path) -> None:
         Session.open(tiny_bundle, drafting="fast")
 
 
-class BrokenRound:
-    """A graph and its call at once, whose head says NaN."""
+SHALLOW = Profile(nodes=3, top_k=2, depth=1, paths=())
+
+
+class BrokenGraph:
+    """A round's graph, the head's and a call of either, all at once; the head says NaN."""
 
     def __init__(self) -> None:
         shapes = {"token_ids": (1, 2), "hidden": (1, 2, 4), "position_ids": (1, 2), "tree_mask": (1, 2, 2)}
         self.inputs = {name: np.zeros(shape) for name, shape in (shapes | {"kv_length": 1, "logit_rows": 1}).items()}
         tree = {"tokens": [5, 6, 7], "parents": [-1, 0, 0], "values": [0, np.nan, np.nan], "depths": [0, 1, 1]}
-        self.outputs = {name: np.array([values]) for name, values in tree.items()}
-        self.outputs["mask"] = np.ones((1, 3, 3), np.bool_)
+        self.results = {name: np.array([values]) for name, values in tree.items()}
+        self.results["mask"] = np.ones((1, 3, 3), np.bool_)
+        self.results |= {"topk_ids": np.array([[6, 7]]), "topk_logprobs": np.full((1, 2), np.nan, np.float32)}
+        self.results["hidden_out"] = np.zeros((1, 4), np.float32)
+        self.outputs: dict[str, np.ndarray] = {}
 
-    def call(self, slot: int, *, outputs: tuple[str, ...], **sizes: int) -> BrokenRound:
+    def call(self, slot: int, *, outputs: tuple[str, ...], **sizes: int) -> BrokenGraph:
+        self.outputs = {name: self.results[name] for name in outputs}
         return self
 
     def run(self) -> None:
@@ -98,7 +105,9 @@ class BrokenRound:
         pass
 
 
-def test_a_head_that_says_nan_is_an_error() -> None:
+@pytest.mark.parametrize("rounds", [True, False], ids=["compiled", "stepwise"])
+@pytest.mark.parametrize("profile", [SHALLOW, static_profile(((0,), (1,)))], ids=["dynamic", "static"])
+def test_a_head_that_says_nan_is_an_error(profile: Profile, rounds: bool) -> None:
     kv = KVGeometry(layers=1, kv_heads=1, head_dim=4)
     head = HeadInfo(
         source=Source(name="head", revision=None, files={}),
@@ -111,8 +120,8 @@ def test_a_head_that_says_nan_is_an_error() -> None:
         top_k=2,
         kv=kv,
     )
-    slot, broken = KVPool(kv, slots=1, rows=32).acquire(), BrokenRound()
-    drafter = Drafter(broken, slot, head, chunk=8, rounds=lambda profile: broken)
+    slot, broken = KVPool(kv, slots=1, rows=32).acquire(), BrokenGraph()
+    drafter = Drafter(broken, slot, head, chunk=8, rounds=lambda profile: broken if rounds else None)
     drafter.observe(np.zeros((2, 4), np.float32))
     with pytest.raises(EagleError, match="the head's log-probabilities are NaN after 3 tokens: "):
-        drafter.draft([1, 2, 5], profile_from_nodes(3), PhaseClock(Stats()))
+        drafter.draft([1, 2, 5], profile, PhaseClock(Stats()))

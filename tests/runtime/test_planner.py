@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from eagle_graphs import Candidates, Profile, Tree, profile_from_nodes, rerank
 from eagle_runtime import Sampling, Session
+from eagle_runtime.acceptance import HeadAcceptance, drafted_from_tree, values_from
 from eagle_runtime.controller import NOTHING, Controller, Expected, Options, Prices
 from eagle_runtime.costs import Costs
 from eagle_runtime.generate import Round
@@ -248,3 +249,44 @@ def test_the_real_model_says_the_same_in_auto_and_wavering(
             for experience in session._learned.experience.values():
                 experience.controller = Wavering(experience.controller.options, 0)
             assert session.generate(token_ids=prompt, max_new_tokens=48, **options).token_ids == plain.token_ids
+
+
+class Comparing(Controller):
+    """Keeps what it was told of the profiles."""
+
+    told: list[list[Expected]]
+
+    def learn_steps(self, curves: Sequence[Expected], prices: Prices) -> None:
+        self.told.append([list(curve) for curve in curves])
+        super().learn_steps(curves, prices)
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        (Options(drafts=(4,), sizes=(4,)), None),
+        (Options(drafts=(16,), sizes=(16,)), None),
+        (Options(drafts=(4, 8), sizes=(1, 4, 8)), [4, 8]),
+        (Options(drafts=(4, 8, 16), sizes=(1, 4, 8, 16)), [4, 8, 16]),
+    ],
+    ids=["4 alone", "16 alone", "4 or 8", "any"],
+)
+def test_a_draft_tells_of_itself_and_of_every_smaller_one_on_offer(options: Options, sizes: list[int] | None) -> None:
+    controller = Comparing(options, Costs(PROFILES), preferred=options.drafts[-1])
+    controller.told = []
+    planner, head = Planner(Experience(controller=controller), PROFILES, lookup=False), RandomHead(3, 300)
+    planner.propose([1, 2, 3], head, PhaseClock(Stats()))
+    assert head.latest is not None
+    if sizes is None:
+        assert controller.told == []
+        return
+    (curves,) = controller.told
+    by_depth = {4: 2, 8: 3, 16: 4}
+    assert [by_depth[size] for size in sizes] == [profile.depth for profile in PROFILES if profile.nodes in sizes]
+    probabilities = HeadAcceptance().probabilities(drafted_from_tree(head.latest))
+    values = values_from(head.latest.parents.tolist(), probabilities)
+    for size, curve in zip(sizes, curves, strict=True):
+        depths = head.latest.depths.tolist()
+        within = [v for v, d in zip(values[1:], depths[1:], strict=True) if d <= by_depth[size]]
+        best = sorted(map(np.exp, within), reverse=True)[: size - 1]
+        assert curve == pytest.approx([1.0, *(1.0 + np.cumsum(best))])

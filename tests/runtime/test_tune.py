@@ -45,7 +45,13 @@ def test_an_export_leaves_the_costs_of_its_machine(tiny_bundle: Path, tmp_path: 
     early = tmp_path / "bundle"
     shutil.copytree(tiny_bundle, early)
     write_manifest(early, replace(manifest, default_profile="plain"))
-    request = {"prompts": [random_prompt(20)], "profiles": ["plain", "8"], "kernels": "auto", "max_new_tokens": 4}
+    request = {
+        "prompts": [random_prompt(20)],
+        "profiles": ["plain", "8"],
+        "kernels": "auto",
+        "max_new_tokens": 4,
+        "tune": True,
+    }
     subprocess.run(
         [sys.executable, "-m", "eagle_runtime.measure", str(early)],
         input=json.dumps(request),

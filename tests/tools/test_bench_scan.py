@@ -32,9 +32,9 @@ def test_every_axis_is_measured_and_written(tiny_bundle: Path, prompts: Path, tm
     rows = json.loads(out.read_text())
     assert list(rows) == list(bench_scan.AXES)
     assert list(rows["prompt"]) == ["64"], "what the cache of 160 rows does not take is left out"
-    assert list(rows["answer"]) == ["16", "64", "256"]
+    assert list(rows["answer"]) == ["16", "64"]
     assert list(rows["category"]) == ["a", "b"]
-    assert list(rows["bundle"]) == [tiny_bundle.name]
+    assert list(rows["bundle"]) == [str(tiny_bundle)]
     assert rows["category"]["a"]["4"]["prompts"] == 1
     for values in rows.values():
         for found in values.values():
@@ -44,12 +44,26 @@ def test_every_axis_is_measured_and_written(tiny_bundle: Path, prompts: Path, tm
     assert result.output.count("no fixed tree pays at:") == len(bench_scan.AXES)
 
 
+def test_bundles_of_other_trees_keep_to_their_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    def row(speedup: float) -> dict[str, float]:
+        return {"plain_tokens_per_s": 100.0, "accepted_length": 1.5, "identical_share": 1.0, "speedup": speedup}
+
+    bench_scan.print_axis(
+        "bundle", {"a": {"4": row(1.11), "auto": row(1.22)}, "b": {"8": row(1.33), "auto": row(1.44)}}
+    )
+    lines = capsys.readouterr().out.splitlines()
+    cells = {line.split()[1]: [cell.split()[0] for cell in line.split("│")[3:-1]] for line in lines if "1.5" in line}
+    assert cells == {"a": ["1.11x", "1.22x", "-"], "b": ["-", "1.44x", "1.33x"]}
+
+
 def test_where_no_fixed_tree_pays_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     row = {"plain_tokens_per_s": 100.0, "accepted_length": 1.5, "identical_share": 1.0}
     slow, fast = {**row, "speedup": 0.9}, {**row, "speedup": 1.1}
     values = {"16": {"4": slow, "8": slow, "auto": fast}, "64": {"4": slow, "8": fast, "auto": fast}}
     bench_scan.print_axis("answer", values)
     assert "no fixed tree pays at: 16\n" in capsys.readouterr().out
+    bench_scan.print_axis("answer", {"16": {"auto": fast}})
+    assert "no fixed tree" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("tokens", [5, 64, 100])

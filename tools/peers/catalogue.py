@@ -100,7 +100,7 @@ class Builds:
         return self._build("transformers", "safetensors", [str(HERE / "convert.py"), "safetensors", self.checkpoint])
 
     def openvino(self) -> Path:
-        """OpenVINO GenAI's own reading of the GGUF file: its 4-bit weights stay as they are."""
+        """OpenVINO GenAI's own reading of the GGUF file, with a zero point of 4 bits for each block's minimum."""
         return self._build("openvino", "openvino", [str(HERE / "convert.py"), "openvino", self.checkpoint])
 
     def onnx_int4(self) -> Path:

@@ -51,7 +51,7 @@ Seed = Annotated[int, typer.Option(help="Of weights, order and noise.")]
 Unroll = Annotated[int, typer.Option(help="Steps of EAGLE-3's training-time test.")]
 Lr = Annotated[float, typer.Option(help="Largest learning rate.")]
 Thin = Annotated[float, typer.Option(help="Share of the rows that go on to the next step.")]
-Model = Annotated[str | None, typer.Option(help="Target.  [default: the data's]")]
+Model = Annotated[str | None, typer.Option(help="Target.", show_default="the data's")]
 
 
 @app.command()
@@ -59,14 +59,18 @@ def data(
     model: Annotated[str, typer.Option(help="Target: a Hugging Face directory, .gguf file or Hub id.")],
     out: Annotated[Path, typer.Option(help="Directory to write to, or to go on with.")],
     tokens: Tokens,
-    prompts: Annotated[Path | None, typer.Option(help="JSONL of prompts.  [default: the target writes them]")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSONL of prompts.", show_default="the target writes them")
+    ] = None,
     answer_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 256,
     greedy: Annotated[float, typer.Option(help="Share of greedy answers.")] = 0.5,
     temperature: Annotated[float, typer.Option(help="Of the others.")] = 0.8,
     top_p: Annotated[float, typer.Option(help="Of the others, and of prompts.")] = 0.95,
     slots: Annotated[int, typer.Option(min=1, help="Conversations at once in each worker.")] = 96,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes.  [default: one a core, 4 at most]")] = None,
-    precision: Annotated[Precision | None, typer.Option(help="[default: int8 on a CPU, else bf16]")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes.", show_default="one a core, 4 at most")] = None,
+    precision: Annotated[
+        Precision | None, typer.Option(help="Arithmetic of the writing.", show_default="int8 on a CPU, else bf16")
+    ] = None,
     device: Device = "cpu",
     seed: Seed = 0,
 ) -> None:
@@ -98,7 +102,7 @@ def head(
     out: Annotated[Path, typer.Option(help="Directory of the head; training goes on with what is there.")],
     kind: Kind = Kind.EAGLE3,
     model: Model = None,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens to train on.  [default: twice the data]")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="To train on.", show_default="twice the data")] = None,
     draft_vocab: DraftVocab = 8192,
     taps: Annotated[str | None, typer.Option(help="Hidden states that EAGLE-3 reads, as 2,15,27.")] = None,
     init_from_target_layer: Annotated[
