@@ -17,6 +17,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
 
@@ -135,6 +136,12 @@ def read_prompts(path: Path) -> list[tuple[str, list[dict[str, str]]]]:
     if not prompts:
         raise EagleError(f"{path} holds no prompts")
     return prompts
+
+
+def check_plot(path: Path | None) -> None:
+    """Raises EagleError where something is to be drawn and cannot be, before anything is measured."""
+    if path is not None and find_spec("matplotlib") is None:
+        raise EagleError("--plot needs matplotlib, which is not installed: pip install '.[bench]'")
 
 
 def spread(prompts: Sequence[T], limit: int | None) -> list[T]:

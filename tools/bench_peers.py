@@ -22,12 +22,11 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from bench import read_prompts, spread
+from bench import check_plot, read_prompts, spread
 from peers.catalogue import (
     EAGLE,
     SETTINGS,
@@ -86,8 +85,7 @@ def bench_peers(
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw it: .svg or .png.")] = None,
 ) -> None:
     """Compares a bundle with other engines."""
-    if plot_file is not None and find_spec("matplotlib") is None:
-        raise EagleError("--plot needs matplotlib, which is not installed: pip install '.[bench]'")
+    check_plot(plot_file)
     settings = chosen_settings(peers)
     threads = threads or len(os.sched_getaffinity(0))
     console = Console(stderr=True, highlight=False)

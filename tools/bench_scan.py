@@ -22,12 +22,22 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from bench import GREEDY, HERE, PLAINLY, Setting, Tally, decoders_from_option, in_turn, read_prompts, spread
+from bench import (
+    GREEDY,
+    HERE,
+    PLAINLY,
+    Setting,
+    Tally,
+    check_plot,
+    decoders_from_option,
+    in_turn,
+    read_prompts,
+    spread,
+)
 from rich.console import Console
 from rich.table import Table
 
@@ -75,8 +85,7 @@ def scan(
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Draw it: .svg or .png.")] = None,
 ) -> None:
     """Scans a bundle."""
-    if plot_file is not None and find_spec("matplotlib") is None:
-        raise EagleError("--plot needs matplotlib, which is not installed: pip install '.[bench]'")
+    check_plot(plot_file)
     texts = read_prompts(prompts)
     wanted = axes_from_option(axes)
     rows: dict[str, dict[str, dict[str, Any]]] = {}

@@ -184,6 +184,12 @@ def test_without_a_choice_there_is_none() -> None:
         assert auto.choose_draft(NO_LOOKUP, auto.prices(0)) == only
 
 
+@pytest.mark.parametrize("preferred", DRAFTS)
+def test_the_preferred_profile_is_drafted_with_before_any_comparison(preferred: int) -> None:
+    auto = controller(preferred=preferred)
+    assert auto.best_depth(auto.prices(0)) == preferred
+
+
 def test_a_smaller_profile_is_found_better_without_a_trial() -> None:
     """The trees of the preferred one say what the smaller one would have given."""
     auto, drafted = controller(preferred=8), world({4: (0.3, 0.5), 8: (0.3, 0.5), 16: (0.3, 0.5)})

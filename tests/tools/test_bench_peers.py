@@ -193,7 +193,7 @@ def test_unknown_peers_are_refused() -> None:
 
 
 def test_a_plot_needs_matplotlib_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_peers, "find_spec", lambda name: None)
+    monkeypatch.setattr("bench.find_spec", lambda name: None)
     with pytest.raises(EagleError, match="--plot needs matplotlib"):
         CliRunner().invoke(bench_peers.app, [str(tmp_path), "--plot", "x.svg"], catch_exceptions=False)
 

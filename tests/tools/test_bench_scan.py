@@ -84,6 +84,6 @@ def test_an_axis_that_there_is_not_is_refused() -> None:
 def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench_scan, "find_spec", lambda name: None)
+    monkeypatch.setattr("bench.find_spec", lambda name: None)
     with pytest.raises(EagleError, match="--plot needs matplotlib"):
         CliRunner().invoke(bench_scan.app, [str(tmp_path), "--plot", "x.svg"], catch_exceptions=False)
