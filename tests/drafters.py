@@ -11,7 +11,8 @@ import numpy as np
 from eagle_graphs import Profile, Tree, tree_from_parents
 from eagle_runtime import Processor, Sampling, Session
 from eagle_runtime.accept import Accepting, Greedy
-from eagle_runtime.draft import Drafting, Floats
+from eagle_runtime.draft import Drafting
+from eagle_runtime.engines import Rows
 from eagle_runtime.generate import Progress, Request, Round, SlotState, generate
 from eagle_runtime.planner import Planning
 from eagle_runtime.sampled_tree import Proposal
@@ -62,10 +63,10 @@ class Scripted:
         self.script, self.shape, self.head = list(script), shape, head
         self.rows = 0
 
-    def observe(self, features: Floats) -> None:
-        self.rows += len(features)
+    def observe(self, features: Rows, path: Sequence[int], tokens: Sequence[int]) -> None:
+        self.rows += len(path)
         if self.head is not None:
-            self.head.observe(features)
+            self.head.observe(features, path, tokens)
 
     def catch_up(self, tokens: Sequence[int]) -> None:
         if self.head is not None:

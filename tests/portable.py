@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from eagle_exporter.checkpoint import find_checkpoint
+from eagle_exporter.gpu import write_steps
 from eagle_exporter.heads import Overrides, load_head
 from eagle_exporter.pipeline import head_module
 from eagle_exporter.target import TargetGraph, load_target, settle
@@ -46,9 +47,11 @@ def with_portable_graphs(bundle: Path, target: Path, head: Path, out: Path, *, c
     for name, graph in graphs.items():
         lower_for_standard_onnx(graph, capacity=manifest.limits.buffer_rows, dtype=DTYPES[cache_dtype])
         entry[name] = f"portable/{name}.onnx"
-        path = out / entry[name]
-        ir.save(graph, path)
-        data["files"][entry[name]] = {
+        ir.save(graph, out / entry[name])
+    ports = draft_ports(manifest.head.kv, hidden_width=width, top_k=manifest.head.top_k)
+    entry["draft_steps"] = write_steps(out, "portable", manifest.profiles, ports)
+    for path in (out / "portable").iterdir():
+        data["files"][f"portable/{path.name}"] = {
             "size": path.stat().st_size,
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         }

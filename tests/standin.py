@@ -57,7 +57,9 @@ class Context:
         return True
 
     def execute_async_v3(self, stream: int) -> bool:
-        sizes = {"Q": self._shapes["position_ids"][1], "R": self._shapes["logit_rows"][0], "B": 1}
+        sizes = {"B": 1}
+        if "logit_rows" in self._shapes:  # else all its axes are fixed
+            sizes |= {"Q": self._shapes["position_ids"][1], "R": self._shapes["logit_rows"][0]}
         feeds = {
             value.name: self._array(value.name, value.type, self._shapes[value.name])
             for value in self._session.get_inputs()

@@ -72,6 +72,7 @@ def write_engines(
                 target=paths["target"],
                 draft=paths["draft"],
                 draft_rounds=rounds,
+                draft_steps={},
                 exactness=UNMEASURED,
             )
         )

@@ -27,7 +27,8 @@ from eagle_exporter.parity import OutputParity
 from eagle_exporter.probe import Answer
 from eagle_exporter.report import Steps
 from eagle_exporter.validate import compare_draft, compare_target
-from eagle_graphs import GraphPorts
+from eagle_graphs import GraphPorts, Profile
+from eagle_graphs.lowering import draft_steps
 from eagle_graphs.lowering.linear import linears
 from eagle_graphs.lowering.products import (
     merge_products,
@@ -57,6 +58,7 @@ class Original:
     ports: Mapping[str, GraphPorts]
     head: HeadSpec
     vocab_size: int
+    profiles: Sequence[Profile]
 
 
 def make_portable(
@@ -81,7 +83,7 @@ def make_portable(
             text = json.dumps({name: part.to_dict() for name, part in calibration.items()})
             (directory / CALIBRATION).write_text(text + "\n", "utf-8")
     with steps("lower to standard ONNX and write"):
-        portable = write_portable(directory, graphs, options, calibration, buffer_rows=buffer_rows)
+        portable = write_portable(directory, graphs, options, calibration, original, buffer_rows=buffer_rows)
     with steps("compare with torch (portable graphs)"):
         parity = compare_portable(directory, portable, original, prompts[:COMPARED_PROMPTS], buffer_rows=buffer_rows)
     steps.check_parity(parity, quantized=options.allowed())
@@ -129,6 +131,7 @@ def write_portable(
     graphs: Mapping[str, ir.Model],
     options: GpuOptions,
     calibration: StaticCalibration,
+    original: Original,
     *,
     buffer_rows: int,
 ) -> PortableGraphs:
@@ -157,7 +160,29 @@ def write_portable(
         cache_dtype=options.dtype,
         target=paths["target"],
         draft=paths["draft"],
+        draft_steps=write_steps(directory, below, original.profiles, original.ports["draft"]),
     )
+
+
+def write_steps(
+    directory: Path, below: str, profiles: Iterable[Profile], draft: GraphPorts
+) -> dict[str, tuple[str, ...]]:
+    """Writes what stands between the head's passes into `below`, for each profile whose tree is dynamic.
+
+    draft: the head's ports. Returns the files by the profiles' nodes.
+    """
+    axes = {port.name: port.axes for port in (*draft.inputs, *draft.outputs)}
+    hidden_width, top_k = axes["hidden"][-1], axes["topk_ids"][-1]
+    assert isinstance(hidden_width, int)
+    assert isinstance(top_k, int)
+    written = {}
+    for profile in (profile for profile in profiles if not profile.paths):
+        graphs = draft_steps(profile, hidden_width=hidden_width, top_k=top_k)
+        names = tuple(f"{below}/draft-{profile.nodes}-step-{step}.onnx" for step in range(len(graphs)))
+        for name, graph in zip(names, graphs, strict=True):
+            ir.save(graph, directory / name)
+        written[str(profile.nodes)] = names
+    return written
 
 
 def compare_portable(

@@ -20,7 +20,7 @@ from eagle_exporter.eagle3 import Eagle3Head
 from eagle_exporter.engines import write_engines
 from eagle_exporter.gpu import Original, build_engines, make_portable
 from eagle_exporter.gpu_options import GpuOptions
-from eagle_exporter.heads import Head, Overrides, TargetShape, load_head
+from eagle_exporter.heads import Head, HeadSpec, Overrides, TargetShape, load_head
 from eagle_exporter.parity import LoweredGraph, OutputParity
 from eagle_exporter.precision import Quantization, choose_kernels
 from eagle_exporter.probe import Answer, read_answers, run_probe
@@ -120,7 +120,7 @@ def export(options: ExportOptions, steps: Steps) -> Report:
                 directory,
                 options.gpu,
                 neutral,
-                Original(modules=graphs.modules(), ports=graphs.ports(), head=head.spec, vocab_size=graphs.vocab_size),
+                graphs.original(head.spec, options.profiles),
                 answers if data is None else _answers(data, target, limits),
                 prompts,
                 buffer_rows=limits.buffer_rows,
@@ -269,6 +269,12 @@ class _Graphs:
     def modules(self) -> dict[str, nn.Module]:
         """The modules by their graphs' names."""
         return {"target": self.target, "draft": self.head}
+
+    def original(self, head: HeadSpec, profiles: Sequence[Profile]) -> Original:
+        """All of it, for portable graphs."""
+        return Original(
+            modules=self.modules(), ports=self.ports(), head=head, vocab_size=self.vocab_size, profiles=profiles
+        )
 
 
 def head_module(head: Head, target: Target, *, top_k: int) -> Eagle1Head | Eagle3Head:

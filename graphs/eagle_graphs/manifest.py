@@ -6,9 +6,11 @@ understood gives wrong text rather than none.
 
 from __future__ import annotations
 
+import itertools
 import json
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import PurePosixPath
 from typing import Any, Literal, TypeVar
@@ -18,7 +20,7 @@ from eagle_graphs.native_ops import KEY_BLOCK
 from eagle_graphs.ports import DTYPES, KVGeometry
 from eagle_graphs.profiles import Profile
 
-SCHEMA = 3
+SCHEMA = 4
 FILE_NAME = "manifest.json"
 
 T = TypeVar("T")
@@ -128,6 +130,8 @@ class Engine:
     """The same, of `draft_passes`."""
     draft_rounds: dict[str, str]
     """By the nodes of a profile whose tree is dynamic: all passes of a round of drafting as one graph."""
+    draft_steps: dict[str, tuple[str, ...]]
+    """By the same: what stands between the head's passes, `eagle_graphs.draft_steps`."""
     exactness: Exactness
 
     @property
@@ -144,6 +148,8 @@ class PortableGraphs:
     cache_dtype: str
     target: str
     draft: str
+    draft_steps: dict[str, tuple[str, ...]]
+    """As an engine's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,15 +200,12 @@ class Manifest:
         self._check_sizes()
         for path in self.files:
             check_path(path)
-        named = [
-            self.tokenizer.tokenizer,
-            *(
-                graph
-                for engine in self.engines
-                for graph in (engine.target, engine.draft, *engine.draft_rounds.values())
-            ),
-            *(graph for made in self.portable for graph in (made.target, made.draft)),
-        ]
+        named = [self.tokenizer.tokenizer]
+        made: Engine | PortableGraphs
+        for made in (*self.engines, *self.portable):
+            named += [made.target, made.draft, *itertools.chain(*made.draft_steps.values())]
+        for engine in self.engines:
+            named += engine.draft_rounds.values()
         if self.tokenizer.chat_template is not None:
             named.append(self.tokenizer.chat_template)
         for path in named:
@@ -223,23 +226,35 @@ class Manifest:
                     raise EagleError(f"manifest.{where}.{name} is {value}; expected 1 or more: export the bundle again")
                 if name in ("dtype", "cache_dtype") and value not in DTYPES:
                     raise EagleError(f"manifest.{where}.{name} is {value!r}; expected one of {', '.join(DTYPES)}")
-        dynamic = [str(profile.nodes) for profile in self.profiles if not profile.paths]
         for index, engine in enumerate(self.engines):
-            if unknown := [name for name in engine.draft_rounds if name not in dynamic]:
-                raise EagleError(
-                    f"manifest.engines[{index}].draft_rounds has {unknown[0]!r}; expected sizes of profiles whose tree "
-                    f"is dynamic, {', '.join(dynamic) or 'of which there are none'}: export the bundle again"
-                )
+            self._check_profiles(f"engines[{index}].draft_rounds", engine.draft_rounds)
+            self._check_profiles(f"engines[{index}].draft_steps", engine.draft_steps)
             if self.limits.buffer_rows % engine.key_block:
                 raise EagleError(
                     f"manifest.limits.buffer_rows is {self.limits.buffer_rows}; expected a multiple of the "
                     f"{engine.key_block} rows of a block in engines[{index}]: export the bundle again"
                 )
+        for index, graphs in enumerate(self.portable):
+            self._check_profiles(f"portable[{index}].draft_steps", graphs.draft_steps)
         for profile in self.profiles:
             if profile.top_k > self.head.top_k:
                 raise EagleError(
                     f"the manifest's profile {profile.nodes} drafts {profile.top_k} children of a node, its head gives "
                     f"{self.head.top_k}: export the bundle again"
+                )
+
+    def _check_profiles(self, where: str, by_nodes: Mapping[str, str | tuple[str, ...]]) -> None:
+        dynamic = {str(profile.nodes): profile for profile in self.profiles if not profile.paths}
+        for name, graphs in by_nodes.items():
+            if name not in dynamic:
+                raise EagleError(
+                    f"manifest.{where} has {name!r}; expected sizes of profiles whose tree is dynamic, "
+                    f"{', '.join(dynamic) or 'of which there are none'}: export the bundle again"
+                )
+            if isinstance(graphs, tuple) and len(graphs) != dynamic[name].depth:
+                raise EagleError(
+                    f"manifest.{where}[{name!r}] has {len(graphs)} graphs; expected {dynamic[name].depth}, one for "
+                    "each level: export the bundle again"
                 )
 
     def to_json(self) -> str:

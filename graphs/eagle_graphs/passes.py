@@ -40,6 +40,10 @@ class Pass:
         return {"Q": self.rows, "S": self.after, "R": self.asked}
 
 
+STEP = Pass(name="step", rows=1, after=1, asked=1)
+"""Of the graphs between the head's passes, whose ports have no open sizes."""
+
+
 def target_passes(profiles: Sequence[Profile], limits: Limits) -> tuple[Pass, ...]:
     """The target's passes, each shape once."""
     trees = (Pass(name=f"tree {p.nodes}", rows=p.nodes, after=p.nodes, asked=p.nodes) for p in profiles)

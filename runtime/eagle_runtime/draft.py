@@ -19,25 +19,25 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_graphs import Candidates, EagleError, Profile, Tree, rerank, tree_from_parents
+from eagle_graphs.draft_steps import TREE
 from eagle_graphs.dynamic_tree import Outputs, grow
 from eagle_graphs.manifest import HeadInfo
 from eagle_graphs.static_tree import static_tree
 from eagle_graphs.tree import Ids, Mask, chain_mask
-from eagle_runtime.engines import Call, Graph
+from eagle_runtime.engines import Call, Features, Graph, Rows
 from eagle_runtime.kv_pool import KVSlot
 from eagle_runtime.sampled_tree import Proposal, grow_sampled
 from eagle_runtime.stats import PhaseClock
 
 _OUTPUTS = ("hidden_out", "topk_ids", "topk_logprobs")
-_TREE = ("tokens", "parents", "values", "depths", "mask")
 Floats = npt.NDArray[np.float32]
 
 
 class Drafting(Protocol):
     """What the loop asks of a drafter."""
 
-    def observe(self, features: Floats) -> None:
-        """Takes the target's features [rows, h] of rows just committed, in order."""
+    def observe(self, features: Rows, path: Sequence[int], tokens: Sequence[int]) -> None:
+        """Takes the target's features of the rows `path` of a pass, just committed. tokens: all so far."""
         ...
 
     def catch_up(self, tokens: Sequence[int]) -> None:
@@ -59,7 +59,7 @@ class Drafting(Protocol):
 
 
 Rounds = Callable[[Profile], Graph | None]
-"""The graph of a profile's whole round, over the same caches; None where there is none."""
+"""The graph of a profile's whole round of drafting, over the same caches; None where there is none."""
 
 
 def level_by_level(profile: Profile) -> None:
@@ -70,29 +70,33 @@ class Drafter:
     """Drafts with the compiled head: in one call where `rounds` has a graph for the tree, else in one a level."""
 
     def __init__(
-        self, graph: Graph, slot: KVSlot, head: HeadInfo, *, chunk: int, rounds: Rounds = level_by_level
+        self,
+        graph: Graph,
+        slot: KVSlot,
+        head: HeadInfo,
+        features: Features,
+        *,
+        chunk: int,
+        rounds: Rounds = level_by_level,
     ) -> None:
         self._graph, self._slot, self._head, self._chunk = graph, slot, head, chunk
-        self._rounds = rounds
-        self._observed: list[Floats] = []
+        self._features, self._rounds = features, rounds
 
-    def observe(self, features: Floats) -> None:
+    def observe(self, features: Rows, path: Sequence[int], tokens: Sequence[int]) -> None:
         """See `Drafting`."""
-        self._observed.append(features)
+        self._features.push(features, path)
+        if len(self._features) > self._features.most // 2:
+            self.catch_up(tokens)
 
     def truncate(self, rows: int) -> None:
         """See `Drafting`."""
-        if rows <= self._slot.length:
-            self._observed.clear()
-            self._slot.truncate(rows)
-        else:
-            waiting = np.concatenate(self._observed)[: rows - self._slot.length]
-            self._observed = [waiting]
+        self._features.truncate(max(rows - self._slot.length, 0))
+        self._slot.truncate(min(rows, self._slot.length))
 
     def catch_up(self, tokens: Sequence[int]) -> None:
         """See `Drafting`."""
-        while self._waiting() >= self._chunk and len(tokens) > self._slot.length + self._chunk:
-            self._extend(tokens, self._take(self._chunk))
+        while len(self._features) >= self._chunk and len(tokens) > self._slot.length + self._chunk:
+            self._extend(tokens, self._chunk)
 
     def draft(
         self, tokens: Sequence[int], profile: Profile, clock: PhaseClock, proposal: Proposal | None = None
@@ -101,13 +105,14 @@ class Drafter:
 
         Raises EagleError where the head's log-probabilities are NaN.
         """
-        while self._waiting() > self._chunk:
-            self._extend(tokens, self._take(self._chunk))
-        waiting = self._take(self._chunk)
-        assert self._slot.length + len(waiting) == len(tokens) - 1, "rows were committed without being observed"
         compiled = self._rounds(profile) if proposal is None else None
         if compiled is not None:
-            return self._run_round(compiled, tokens, waiting, profile, clock)
+            call = self.run_round(compiled, tokens, profile, clock, outputs=TREE)
+            clock.lap("draft")
+            tree = self.tree_from(call, tokens)
+            clock.lap("tree")
+            return tree
+        waiting = self._settle(tokens)
         clock.lap("tree")
         extension = self._extend(tokens, waiting)
         clock.lap("draft")
@@ -120,44 +125,52 @@ class Drafter:
         clock.lap("tree")
         return tree
 
-    def _waiting(self) -> int:
-        return sum(map(len, self._observed))
-
-    def _take(self, count: int) -> Floats:
-        """The first `count` observed features, or all of them."""
-        waiting = self._observed[0] if len(self._observed) == 1 else np.concatenate(self._observed)
-        self._observed = [waiting[count:]] if len(waiting) > count else []
-        return waiting[:count]
-
-    def _extend(self, tokens: Sequence[int], features: Floats) -> Call:
-        """Commits one draft row for each of `features`, with true features and the tokens that follow them."""
-        rows, start = len(features), self._slot.reserve(len(features))
-        call = self._graph.call(self._slot.index, outputs=_OUTPUTS, Q=rows, S=rows, R=1)
-        self._feed(call, tokens, features, start)
+    def run_round(
+        self,
+        graph: Graph,
+        tokens: Sequence[int],
+        profile: Profile,
+        clock: PhaseClock,
+        *,
+        outputs: tuple[str, ...],
+        kept: tuple[str, ...] = (),
+    ) -> Call:
+        """Commits the rows that wait and grows a tree, with whatever else `graph` does in the same pass."""
+        rows = self._settle(tokens)
+        start = self._slot.reserve(rows + profile.draft_rows)
+        given, index = self._features.given, self._slot.index
+        call = graph.call(index, outputs=outputs, kept=kept, given=given, Q=rows, S=rows, R=1)
+        self._feed(call, tokens, rows, start)
+        clock.lap("tree")
         call.run()
         self._slot.commit(range(rows))
         return call
 
-    def _run_round(
-        self, graph: Graph, tokens: Sequence[int], features: Floats, profile: Profile, clock: PhaseClock
-    ) -> Tree:
-        """Commits the rows of `features` and grows the tree, in one pass."""
-        rows, start = len(features), self._slot.reserve(len(features) + profile.draft_rows)
-        call = graph.call(self._slot.index, outputs=_TREE, Q=rows, S=rows, R=1)
-        self._feed(call, tokens, features, start)
-        clock.lap("tree")
-        call.run()
-        clock.lap("draft")
-        self._slot.commit(range(rows))
-        tree = _checked(Tree(**{name: array[0] for name, array in call.outputs.items()}), tokens)
-        clock.lap("tree")
-        return tree
+    def tree_from(self, call: Call, tokens: Sequence[int]) -> Tree:
+        """The tree that a round has given. Raises EagleError where the head's log-probabilities are NaN."""
+        return _checked(Tree(**{name: call.outputs[name][0] for name in TREE}), tokens)
 
-    def _feed(self, call: Call, tokens: Sequence[int], features: Floats, start: int) -> None:
+    def _settle(self, tokens: Sequence[int]) -> int:
+        """Extends the cache until what waits is no more than a chunk; returns how many rows."""
+        while len(self._features) > self._chunk:
+            self._extend(tokens, self._chunk)
+        assert self._slot.length + len(self._features) == len(tokens) - 1, "rows were committed without being observed"
+        return len(self._features)
+
+    def _extend(self, tokens: Sequence[int], rows: int) -> Call:
+        """Commits so many draft rows with the features that wait and the tokens that follow them."""
+        start, given = self._slot.reserve(rows), self._features.given
+        call = self._graph.call(self._slot.index, outputs=_OUTPUTS, given=given, Q=rows, S=rows, R=1)
+        self._feed(call, tokens, rows, start)
+        call.run()
+        self._slot.commit(range(rows))
+        return call
+
+    def _feed(self, call: Call, tokens: Sequence[int], rows: int, start: int) -> None:
         """Fills in a pass over rows `start` and on, which asks for the last one."""
-        rows, inputs = len(features), call.inputs
+        self._features.feed(call, rows)
+        inputs = call.inputs
         inputs["token_ids"][0] = tokens[start + 1 : start + 1 + rows]
-        inputs["hidden"][0] = features
         first = start + self._head.position_offset
         inputs["position_ids"][0] = np.arange(first, first + rows)
         inputs["tree_mask"][0] = chain_mask(rows)

@@ -23,6 +23,7 @@ from eagle_runtime.sampled_tree import Proposal
 from eagle_runtime.stats import PhaseClock, Stats
 from eagle_runtime.text import TextStream
 from eagle_runtime.verify import Verified, Verifier
+from eagle_runtime.whole_round import WholeRounds
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -71,6 +72,7 @@ class SlotState:
 
     verifier: Verifier
     drafter: Drafting | None
+    whole_rounds: WholeRounds | None = None
     tokens: list[int] = field(default_factory=list)
 
     def keep_prefix(self, prompt: Sequence[int]) -> int:
@@ -115,15 +117,7 @@ def generate(state: SlotState, request: Request, progress: Progress, *, cancelle
     clock = PhaseClock(progress.stats)
     while progress.finish_reason is None:
         clock.start()
-        if request.planner is not None:
-            tree = request.planner.propose(state.tokens, state.drafter, clock)
-        elif request.profile is None or state.drafter is None:
-            tree = root_only(state.tokens[-1])
-        else:
-            tree = state.drafter.draft(state.tokens, request.profile, clock, request.proposal)
-        clock.lap("tree")
-        verified = state.verifier.verify(tree, logits=request.needs_logits)
-        clock.lap("verify")
+        tree, verified = draft_and_verify(state, request, clock)
         walk = request.accepting.walk(tree, verified)
         clock.lap("accept")
         piece = take(state, tree, walk, verified, request, progress)
@@ -148,6 +142,25 @@ def generate(state: SlotState, request: Request, progress: Progress, *, cancelle
         yield rest
 
 
+def draft_and_verify(state: SlotState, request: Request, clock: PhaseClock) -> tuple[Tree, Verified]:
+    """A tree below the last token, whose rows are reserved, and what the target says of them."""
+    drafter, logits = state.drafter, request.needs_logits
+    if request.planner is not None:
+        tree = request.planner.propose(state.tokens, drafter, clock)
+    elif request.profile is None or drafter is None:
+        tree = root_only(state.tokens[-1])
+    else:
+        if state.whole_rounds is not None and request.proposal is None:
+            done = state.whole_rounds.run(state.tokens, request.profile, clock, logits=logits)
+            if done is not None:
+                return done
+        tree = drafter.draft(state.tokens, request.profile, clock, request.proposal)
+    clock.lap("tree")
+    verified = state.verifier.verify(tree, logits=logits)
+    clock.lap("verify")
+    return tree, verified
+
+
 def prefill(
     state: SlotState, request: Request, progress: Progress, *, cancelled: threading.Event
 ) -> tuple[Tree, Walk, Verified] | None:
@@ -164,7 +177,7 @@ def prefill(
         verified = state.verifier.prefill(piece, logits=request.needs_logits)
         state.tokens.extend(piece)
         if state.drafter is not None:
-            state.drafter.observe(verified.features.copy())
+            state.drafter.observe(verified.features, range(len(piece)), state.tokens)
             if request.profile is not None:
                 state.drafter.catch_up(state.tokens)
     else:
@@ -203,4 +216,4 @@ def commit(state: SlotState, path: list[int], verified: Verified) -> None:
     """Keeps the rows of `path` in the target's cache and queues their features for the head."""
     state.verifier.commit(path)
     if state.drafter is not None:
-        state.drafter.observe(verified.features.take(path, axis=0))
+        state.drafter.observe(verified.features, path, state.tokens)

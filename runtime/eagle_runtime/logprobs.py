@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eagle_graphs.tree import Floats
+from eagle_runtime.engines import Rows
 from eagle_runtime.processors import best_tokens, sum_of_weights
 
 
@@ -31,7 +32,7 @@ def token_logprobs(logits: Floats, token: int, count: int) -> TokenLogprobs:
     return TokenLogprobs(token_id=token, logprob=float(logits[token]) - total, top=top)
 
 
-def path_logprobs(logits: Floats | None, path: Sequence[int], tokens: Sequence[int], count: int) -> list[TokenLogprobs]:
+def path_logprobs(logits: Rows | None, path: Sequence[int], tokens: Sequence[int], count: int) -> list[TokenLogprobs]:
     """Of `tokens`, which the rows of `path` gave. logits: [R, V], the target's for all rows of the pass."""
     assert logits is not None, "the target was not asked for logits"
     return [token_logprobs(logits[row], token, count) for row, token in zip(path, tokens, strict=False)]

@@ -18,22 +18,13 @@ from eagle_runtime.accept import Accepting, Greedy
 from eagle_runtime.answer import Generation, StreamOptions
 from eagle_runtime.bundle import Bundle, open_bundle
 from eagle_runtime.cost_table import Table
-from eagle_runtime.draft import Drafter, Rounds, level_by_level
-from eagle_runtime.engines import Graph
 from eagle_runtime.engines.cuda import CudaMemory
 from eagle_runtime.engines.memory import DeviceMemory
-from eagle_runtime.engines.select import (
-    DraftRounds,
-    installed_backends,
-    open_draft,
-    open_target,
-    select_cuda_engine,
-    select_engine,
-)
-from eagle_runtime.generate import Progress, Request, Round, SlotState, generate
-from eagle_runtime.kv_pool import KVPool
+from eagle_runtime.engines.select import installed_backends, select_cuda_engine, select_engine
+from eagle_runtime.generate import Progress, Request, Round, generate
 from eagle_runtime.learned import Learned
 from eagle_runtime.modes import AUTO, mode_from_name
+from eagle_runtime.opened import open_state
 from eagle_runtime.processors import Processor
 from eagle_runtime.prompts import Prompts
 from eagle_runtime.sampler import Sampler
@@ -41,7 +32,6 @@ from eagle_runtime.sampling import Sampling, SamplingOptions
 from eagle_runtime.stats import Stats
 from eagle_runtime.text import TextStream
 from eagle_runtime.tune import measure_costs
-from eagle_runtime.verify import Verifier
 
 DEFAULT_MAX_NEW_TOKENS = 512
 DraftingMode = Literal["compiled", "stepwise"]
@@ -88,7 +78,10 @@ class Session:
             )
         """The compiled graphs in use, and how exact they are; and why they are not the bundle's first, or None."""
         self._learned = Learned(bundle, self.engine, threads=threads, drafting=drafting)
-        self._open_graphs(threads, drafting)
+        opened = open_state(
+            bundle, self.engine, self._mode, threads=threads, compiled=drafting == "compiled", memory=memory
+        )
+        self._state, self._graphs = opened.state, opened.graphs
 
     @classmethod
     def open(
@@ -344,22 +337,3 @@ class Session:
             if self._closed:
                 self._free()
             self._lock.release()
-
-    def _open_graphs(self, threads: int | None, drafting: DraftingMode) -> None:
-        manifest, mode = self.bundle.manifest, self._mode
-        target = open_target(self.bundle, self.engine, threads=threads, memory=self._memory)
-        self._graphs: list[Graph | DraftRounds] = [target.graph]
-        drafter = None
-        if mode.drafts:
-            draft = open_draft(self.bundle, self.engine, threads=threads, memory=self._memory)
-            self._graphs.append(draft.graph)
-            rounds: Rounds = level_by_level
-            if drafting == "compiled" and isinstance(draft.pool, KVPool):
-                rounds = DraftRounds(self.bundle, self.engine, draft.pool, threads=threads)
-                for profile in manifest.profiles:
-                    if mode.options is not None or profile == mode.profile:
-                        rounds(profile)  # opened here rather than in the first round
-                self._graphs.append(rounds)
-            chunk = manifest.limits.prefill_chunk
-            drafter = Drafter(draft.graph, draft.pool.acquire(), manifest.head, chunk=chunk, rounds=rounds)
-        self._state = SlotState(verifier=Verifier(target.graph, target.pool.acquire()), drafter=drafter)

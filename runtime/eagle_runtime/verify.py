@@ -10,11 +10,16 @@ import numpy.typing as npt
 
 from eagle_graphs import EagleError, Tree
 from eagle_graphs.tree import chain_mask
-from eagle_runtime.engines import Call, Graph
+from eagle_runtime.engines import Call, Graph, Rows
 from eagle_runtime.kv_pool import KVSlot
 
-_OUTPUTS = ("argmax_ids", "finite", "features")
-_WITH_LOGITS = (*_OUTPUTS, "logits")
+FOUND = ("argmax_ids", "finite")
+"""Outputs that come to the host."""
+
+
+def kept_outputs(*, logits: bool) -> tuple[str, ...]:
+    """Those that stay where the graph runs, until rows of them are asked for."""
+    return ("features", "logits") if logits else ("features",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +28,27 @@ class Verified:
 
     argmax_ids: npt.NDArray[np.int64]
     """[R] likeliest next token after each row."""
-    features: npt.NDArray[np.float32]
+    features: Rows
     """[Q, h] fused features of every row."""
-    logits: npt.NDArray[np.float32] | None
+    logits: Rows | None
     """[R, V] logits for the token after each row; None where they were not asked for."""
+
+    @classmethod
+    def from_call(cls, call: Call, *, committed: int, logits: bool) -> Verified:
+        """What a pass, or a round with one at its end, has found behind so many committed rows.
+
+        Raises EagleError where logits hold NaN or infinite values.
+        """
+        if b"\0" in call.outputs["finite"].tobytes():  # a third of the time of `all`
+            raise EagleError(
+                f"the target's logits hold NaN or infinite values after {committed} tokens: the model or the bundle's "
+                "precision does not carry this input"
+            )
+        return cls(
+            argmax_ids=call.outputs["argmax_ids"],
+            features=call.kept("features"),
+            logits=call.kept("logits") if logits else None,
+        )
 
 
 class Verifier:
@@ -44,24 +66,27 @@ class Verifier:
         """Commits the rows of a chunk of the prompt and asks for what follows its last one."""
         rows = len(tokens)
         chain = np.arange(rows)
-        outputs = _WITH_LOGITS if logits else _OUTPUTS
-        call = self._forward(np.asarray(tokens), chain, chain_mask(rows), chain[-1:], outputs)
+        verified = self._forward(np.asarray(tokens), chain, chain_mask(rows), chain[-1:], logits=logits)
         self.commit(range(rows))
-        return _verified(call)
+        return verified
 
     def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """[V] logits after `tokens`, whose rows are committed."""
         rows = len(tokens)
         chain = np.arange(rows)
-        call = self._forward(np.asarray(tokens), chain, chain_mask(rows), chain[-1:], ("logits", "finite"))
+        verified = self._forward(np.asarray(tokens), chain, chain_mask(rows), chain[-1:], logits=True)
         self.commit(range(rows))
-        logits: npt.NDArray[np.float32] = call.outputs["logits"][0].copy()
+        assert verified.logits is not None
+        logits: npt.NDArray[np.float32] = verified.logits[0].copy()
         return logits
 
     def verify(self, tree: Tree, *, logits: bool = False) -> Verified:
         """Reserves a row for each node of `tree` and asks for what follows each; `logits`: not only the likeliest."""
-        outputs = _WITH_LOGITS if logits else _OUTPUTS
-        return _verified(self._forward(tree.tokens, tree.depths, tree.mask, np.arange(len(tree)), outputs))
+        return self._forward(tree.tokens, tree.depths, tree.mask, np.arange(len(tree)), logits=logits)
+
+    def reserve(self, rows: int) -> None:
+        """Makes room for a tree that another graph verifies over the same cache."""
+        self._slot.reserve(rows)
 
     def commit(self, path: Sequence[int]) -> None:
         """Keeps the rows of an accepted path."""
@@ -81,10 +106,12 @@ class Verifier:
         depths: npt.NDArray[np.int64],
         mask: npt.NDArray[np.bool_],
         logit_rows: npt.NDArray[np.int64],
-        outputs: tuple[str, ...],
-    ) -> Call:
+        *,
+        logits: bool,
+    ) -> Verified:
         rows, start = len(tokens), self._slot.reserve(len(tokens))
-        call = self._graph.call(self._slot.index, outputs=outputs, Q=rows, S=rows, R=len(logit_rows))
+        kept = kept_outputs(logits=logits)
+        call = self._graph.call(self._slot.index, outputs=FOUND, kept=kept, Q=rows, S=rows, R=len(logit_rows))
         inputs = call.inputs
         inputs["input_ids"][0] = tokens
         inputs["position_ids"][0] = start + depths
@@ -92,14 +119,4 @@ class Verifier:
         inputs["kv_length"][0] = start
         inputs["logit_rows"][:] = logit_rows
         call.run()
-        if b"\0" in call.outputs["finite"].tobytes():  # a third of the time of `all`
-            raise EagleError(
-                f"the target's logits hold NaN or infinite values after {start} tokens: the model or the bundle's "
-                "precision does not carry this input"
-            )
-        return call
-
-
-def _verified(call: Call) -> Verified:
-    outputs = call.outputs
-    return Verified(argmax_ids=outputs["argmax_ids"], features=outputs["features"][0], logits=outputs.get("logits"))
+        return Verified.from_call(call, committed=start, logits=logits)

@@ -7,8 +7,10 @@ computes, and how fast, waits for tools/gpu_checks.sh.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from unittest import mock
@@ -18,11 +20,14 @@ import pytest
 from eagle_graphs import EagleError, draft_ports, target_ports
 from eagle_graphs.manifest import FILE_NAME, FileEntry, manifest_from_json
 from eagle_graphs.passes import draft_passes, target_passes
+from eagle_graphs.tensorrt.bundle import frozen_steps
 from eagle_runtime import Session
 from eagle_runtime.bundle import open_bundle
 from eagle_runtime.engines import select
+from eagle_runtime.engines.base import Array
 from eagle_runtime.engines.memory import HostMemory
 from eagle_runtime.engines.select import engine_from_portable
+from eagle_runtime.generate import Round
 from tests.portable import with_portable_graphs
 from tests.standin import tensorrt_standin
 
@@ -34,7 +39,11 @@ class CountingMemory(HostMemory):
 
     def __init__(self) -> None:
         super().__init__()
-        self.waits = self.recorded = self.replayed = 0
+        self.waits = self.recorded = self.replayed = self.fetched = 0
+
+    def download(self, array: Array, address: int) -> None:
+        self.fetched += array.nbytes
+        super().download(array, address)
 
     def synchronize(self) -> None:
         self.waits += 1
@@ -58,9 +67,12 @@ def bundle(tiny_bundle: Path, tiny_target: Path, tiny_head: Path, tmp_path_facto
     names = {}
     for graph in ("target", "draft"):
         names[graph] = f"portable/{graph}.engine"
-        (out / names[graph]).write_bytes(graph.encode())
-    files = manifest.files | {name: entry_of(out / name) for name in names.values()}
-    engine = replace(engine, backend="tensorrt-rtx", **names)
+    steps = {nodes: [name.replace(".onnx", ".engine") for name in own] for nodes, own in engine.draft_steps.items()}
+    written = [*names.values(), *itertools.chain(*steps.values())]
+    for name in written:
+        (out / name).write_bytes(Path(name).stem.encode())
+    files = manifest.files | {name: entry_of(out / name) for name in written}
+    engine = replace(engine, backend="tensorrt-rtx", draft_steps=steps, **names)
     data = asdict(replace(manifest, files=files, engines=(*manifest.engines, engine)))
     (out / FILE_NAME).write_text(json.dumps(data))
     return out
@@ -71,7 +83,7 @@ def entry_of(path: Path) -> FileEntry:
 
 
 @pytest.fixture
-def opened(bundle: Path) -> Callable[[], tuple[Session, CountingMemory]]:
+def opened(bundle: Path) -> Iterator[Callable[[], tuple[Session, CountingMemory]]]:
     manifest = manifest_from_json((bundle / FILE_NAME).read_text())
     limits, head, target = manifest.limits, manifest.head, manifest.target
     ports = {
@@ -92,19 +104,22 @@ def opened(bundle: Path) -> Callable[[], tuple[Session, CountingMemory]]:
         )
         for name in ("target", "draft")
     }
+    for name, frozen in frozen_steps(manifest, manifest.portable[0]).items():
+        shapes = {port.name: port.shape({}) for port in frozen.ports.inputs}
+        engines[Path(name).stem.encode()] = bundle / name, [shapes]
 
     def open_session() -> tuple[Session, CountingMemory]:
         memory = CountingMemory()
-        with (
-            mock.patch.object(select, "import_tensorrt", return_value=tensorrt_standin(engines)),
-            mock.patch("eagle_runtime.session.installed_backends", return_value={"tensorrt-rtx"}),
-        ):
-            session = Session(
-                open_bundle(bundle), profile="8", threads=None, kernels="auto", drafting="compiled", memory=memory
-            )
+        session = Session(
+            open_bundle(bundle), profile="8", threads=None, kernels="auto", drafting="compiled", memory=memory
+        )
         return session, memory
 
-    return open_session
+    with (
+        mock.patch.object(select, "import_tensorrt", return_value=tensorrt_standin(engines)),
+        mock.patch("eagle_runtime.session.installed_backends", return_value={"tensorrt-rtx"}),
+    ):
+        yield open_session
 
 
 def test_frozen_passes_give_the_text_of_open_shapes_with_onnx_runtime_for_tensorrt(
@@ -120,17 +135,52 @@ def test_frozen_passes_give_the_text_of_open_shapes_with_onnx_runtime_for_tensor
         assert session.generate(PROMPT, **options).token_ids == cpu.generate(PROMPT, **options).token_ids
 
 
-def test_a_pass_waits_once_and_is_recorded_once_with_onnx_runtime_for_tensorrt(
+@pytest.mark.parametrize("profile", ["4", "8", "16"])
+def test_a_round_waits_once_and_is_recorded_once_with_onnx_runtime_for_tensorrt(
+    opened: Callable[[], tuple[Session, CountingMemory]], profile: str
+) -> None:
+    session, memory = opened()
+    options = {"profile": profile, "max_new_tokens": 24, "ignore_eos": True}
+    with session:
+        session.generate(PROMPT, **options)
+        session.reset()
+        session.generate(PROMPT, **options)
+        memory.waits = memory.recorded = memory.replayed = 0
+        session.reset()
+        answer = session.generate(PROMPT, **options)
+        assert memory.recorded == 0, "a shape was recorded twice"
+        prompt = math.ceil(answer.stats.prompt_tokens / session.bundle.manifest.limits.prefill_chunk)
+        assert memory.waits == memory.replayed == prompt + answer.stats.rounds
+
+
+def test_a_greedy_round_fetches_the_tree_and_what_follows_its_nodes_with_onnx_runtime_for_tensorrt(
     opened: Callable[[], tuple[Session, CountingMemory]],
 ) -> None:
     session, memory = opened()
     with session:
-        session.generate(PROMPT, max_new_tokens=16, ignore_eos=True)
-        memory.waits = memory.recorded = memory.replayed = 0
-        session.reset()
-        session.generate(PROMPT, max_new_tokens=16, ignore_eos=True)
-        assert memory.recorded == 0, "a shape was recorded twice"
-        assert memory.waits == memory.replayed > 0
+        session.generate(PROMPT, profile="8", max_new_tokens=8, ignore_eos=True)
+        start = memory.fetched
+        answer = session.generate(PROMPT, profile="8", max_new_tokens=24, ignore_eos=True)
+        tree = 8 * (8 + 8 + 4 + 8 + 8)  # tokens, parents, values, depths, mask
+        found = 8 + 1  # likeliest token, whether finite
+        assert memory.fetched - start == answer.stats.rounds * (tree + 8 * found) + found, "the first one: the prompt's"
+
+
+def test_sampling_fetches_the_logits_of_the_nodes_walked_on_alone_with_onnx_runtime_for_tensorrt(
+    opened: Callable[[], tuple[Session, CountingMemory]],
+) -> None:
+    session, memory = opened()
+    with session:
+        fetched, walked, row = [], [], 4 * session.bundle.manifest.target.vocab_size
+        for seed in (0.0, 1.0):
+            session.reset()
+            start, rounds = memory.fetched, list[Round]()
+            session.generate(
+                PROMPT, profile="8", max_new_tokens=24, ignore_eos=True, temperature=seed, seed=3, on_round=rounds.append
+            )
+            fetched.append(memory.fetched - start - 360 * len(rounds))
+            walked.append(sum(len(each.walk.path) for each in rounds) + 1)
+        assert fetched[1] == fetched[0] + walked[1] * row
 
 
 def test_sampled_trees_need_open_shapes_and_are_refused_with_onnx_runtime_for_tensorrt(

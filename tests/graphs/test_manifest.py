@@ -51,6 +51,7 @@ def engine(kernels: Literal["native", "stock"]) -> Engine:
         target=FILES[0],
         draft=FILES[1],
         draft_rounds={"4": FILES[4], "16": FILES[5]},
+        draft_steps={},
         exactness=NEAR_TIE,
     )
 

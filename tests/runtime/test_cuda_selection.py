@@ -20,7 +20,7 @@ from tests.graphs.test_manifest import engine, manifest
 
 CPU = engine("stock")
 GRAPHS = {"target": CPU.target, "draft": CPU.draft}
-PORTABLE = PortableGraphs(precision="fp16", cache_dtype="float16", **GRAPHS)
+PORTABLE = PortableGraphs(precision="fp16", cache_dtype="float16", draft_steps={}, **GRAPHS)
 ALL: tuple[Backend, ...] = ("onnxruntime", "tensorrt-rtx", "tensorrt")
 
 

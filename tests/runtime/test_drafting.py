@@ -16,6 +16,7 @@ from eagle_graphs import EagleError, KVGeometry, Profile, static_profile
 from eagle_graphs.manifest import HeadInfo, Source
 from eagle_runtime import Session
 from eagle_runtime.draft import Drafter
+from eagle_runtime.engines.features import HostFeatures
 from eagle_runtime.generate import Round
 from eagle_runtime.kv_pool import KVPool
 from eagle_runtime.stats import PhaseClock, Stats
@@ -94,7 +95,7 @@ class BrokenGraph:
         self.results["hidden_out"] = np.zeros((1, 4), np.float32)
         self.outputs: dict[str, np.ndarray] = {}
 
-    def call(self, slot: int, *, outputs: tuple[str, ...], **sizes: int) -> BrokenGraph:
+    def call(self, slot: int, *, outputs: tuple[str, ...], **more: object) -> BrokenGraph:
         self.outputs = {name: self.results[name] for name in outputs}
         return self
 
@@ -121,7 +122,7 @@ def test_a_head_that_says_nan_is_an_error(profile: Profile, rounds: bool) -> Non
         kv=kv,
     )
     slot, broken = KVPool(kv, slots=1, rows=32).acquire(), BrokenGraph()
-    drafter = Drafter(broken, slot, head, chunk=8, rounds=lambda profile: broken if rounds else None)
-    drafter.observe(np.zeros((2, 4), np.float32))
+    drafter = Drafter(broken, slot, head, HostFeatures(), chunk=8, rounds=lambda profile: broken if rounds else None)
+    drafter.observe(np.zeros((2, 4), np.float32), range(2), [1, 2, 5])
     with pytest.raises(EagleError, match="the head's log-probabilities are NaN after 3 tokens: "):
         drafter.draft([1, 2, 5], profile, PhaseClock(Stats()))

@@ -60,7 +60,7 @@ def cut_by_stop_string(session: Session, state: SlotState, known: Known) -> None
 
 def cancelled_in_prefill(session: Session, state: SlotState, known: Known) -> None:
     cancelled, observe = threading.Event(), state.drafter.observe
-    state.drafter.observe = lambda features: (observe(features), cancelled.set())
+    state.drafter.observe = lambda *rows: (observe(*rows), cancelled.set())
     answer = run(session, state, known.prompt, cancelled=cancelled)
     state.drafter.observe = observe
     assert (answer.tokens, answer.progress.finish_reason) == ([], "cancelled")

@@ -170,7 +170,8 @@ def _sizes(each: Pass, capacity: int) -> dict[str, int]:
 
 
 def _check_sizes(shapes: Sequence[dict[str, tuple[int, ...]]], capacity: int) -> None:
-    largest = max(math.prod(shape) for each in shapes for name, shape in each.items() if name.startswith("past_"))
+    caches = (math.prod(shape) for each in shapes for name, shape in each.items() if name.startswith("past_"))
+    largest = max(caches, default=0)
     if largest > LARGEST_TENSOR:
         most = capacity * LARGEST_TENSOR // largest
         raise EagleError(

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from eagle_graphs.draft_steps import draft_step_ports
 from eagle_graphs.errors import EagleError
 from eagle_graphs.manifest import (
     FILE_NAME,
@@ -25,7 +26,7 @@ from eagle_graphs.manifest import (
     PortableGraphs,
     manifest_from_json,
 )
-from eagle_graphs.passes import Pass, draft_passes, target_passes
+from eagle_graphs.passes import STEP, Pass, draft_passes, target_passes
 from eagle_graphs.ports import GraphPorts, draft_ports, target_ports
 from eagle_graphs.tensorrt.build import BuildLog, BuildOptions, Progress, build_engine
 from eagle_graphs.tensorrt.library import import_tensorrt
@@ -58,6 +59,21 @@ def frozen_graphs(manifest: Manifest, cache_dtype: str) -> dict[str, Frozen]:
             ports=draft_ports(replace(head.kv, dtype=cache_dtype), hidden_width=head.hidden_size, top_k=head.top_k),
             passes=draft_passes(manifest.profiles, manifest.limits),
         ),
+    }
+
+
+def frozen_steps(manifest: Manifest, portable: PortableGraphs) -> dict[str, Frozen]:
+    """The same of the portable graphs' steps of drafting, by their files."""
+    profiles = {str(profile.nodes): profile for profile in manifest.profiles}
+    head = manifest.head
+    return {
+        name: Frozen(ports=ports, passes=(STEP,))
+        for nodes, names in portable.draft_steps.items()
+        for name, ports in zip(
+            names,
+            draft_step_ports(profiles[nodes], hidden_width=head.hidden_size, top_k=head.top_k),
+            strict=True,
+        )
     }
 
 
@@ -101,17 +117,19 @@ def add_engines(
     """
     manifest = read_manifest(directory)
     graphs = {"target": portable.target, "draft": portable.draft}
+    wanted = {graphs[name]: frozen for name, frozen in frozen_graphs(manifest, portable.cache_dtype).items()}
+    wanted |= frozen_steps(manifest, portable)
     below = {Path(name).parent.as_posix() for name in graphs.values()}
     _check_files(directory, manifest, [name for name in manifest.files if Path(name).parent.as_posix() in below])
     building = Path(tempfile.mkdtemp(prefix=".building-", dir=directory))
     try:
         reports = []
-        for name, frozen in frozen_graphs(manifest, portable.cache_dtype).items():
+        for name, frozen in wanted.items():
             said = BuildLog()
             try:
                 built = build_engine(
-                    directory / graphs[name],
-                    building / f"{name}.engine",
+                    directory / name,
+                    building / _engine_name(name),
                     frozen.ports,
                     frozen.passes,
                     options,
@@ -124,7 +142,8 @@ def add_engines(
                     raise
                 said.write(log)
                 raise EagleError(f"{error} (the whole log: {log})") from None
-            reports.append(report_from_engine(name, frozen.passes, built))
+            if name in graphs.values():
+                reports.append(report_from_engine(Path(name).stem, frozen.passes, built))
         text = json.dumps([report.to_dict() for report in reports], indent=1) + "\n"
         (building / REPORT).write_text(text, "utf-8")
         _put_in_place(directory, manifest, portable, options, building)
@@ -152,6 +171,10 @@ def _put_in_place(
         target=f"{name}/target.engine",
         draft=f"{name}/draft.engine",
         draft_rounds={},
+        draft_steps={
+            nodes: tuple(f"{name}/{_engine_name(step)}" for step in steps)
+            for nodes, steps in portable.draft_steps.items()
+        },
         exactness=UNMEASURED,
     )
     replaced = [e for e in manifest.engines if (e.backend, e.precision) == (engine.backend, engine.precision)]
@@ -195,6 +218,10 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     new = directory / f".{FILE_NAME}.new"
     new.write_text(manifest.to_json(), "utf-8")
     os.replace(new, directory / FILE_NAME)
+
+
+def _engine_name(graph: str) -> str:
+    return f"{Path(graph).stem}.engine"
 
 
 def _names(stem: str) -> Iterable[str]:

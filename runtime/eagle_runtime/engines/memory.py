@@ -67,6 +67,26 @@ class DeviceMemory(Protocol):
         ...
 
 
+class Replayed:
+    """Work on the stream that is done again and again from the same addresses."""
+
+    def __init__(self, memory: DeviceMemory, enqueue: Callable[[], None], *, recorded: bool) -> None:
+        """recorded: whether it may be recorded, which is done the second time."""
+        self._memory, self._enqueue, self._recorded = memory, enqueue, recorded
+        self._replay: Callable[[], None] | None = None
+
+    def run(self) -> None:
+        """Once; returns when it is done."""
+        if self._replay is not None:
+            self._replay()
+            self._memory.synchronize()
+            return
+        self._enqueue()  # once without a recording: kernels are loaded, and some made, by the first run
+        self._memory.synchronize()
+        if self._recorded:
+            self._replay = self._memory.record(self._enqueue)
+
+
 class HostMemory:
     """See `DeviceMemory`; the host plays the device, and every copy is done at once."""
 

@@ -44,8 +44,17 @@ class OnnxRuntimeGraph:
         self._ports, self._pool = ports, pool
         self._calls: dict[tuple[Any, ...], OnnxRuntimeCall] = {}
 
-    def call(self, slot: int, *, outputs: tuple[str, ...], **sizes: int) -> OnnxRuntimeCall:
+    def call(
+        self,
+        slot: int,
+        *,
+        outputs: tuple[str, ...],
+        kept: tuple[str, ...] = (),
+        given: tuple[str, ...] = (),
+        **sizes: int,
+    ) -> OnnxRuntimeCall:
         """See `Graph.call`. Calls are kept, so that a repeated shape costs nothing."""
+        outputs += kept
         key = (slot, outputs, *sizes.items())
         found = self._calls.get(key)
         if found is None:
@@ -104,6 +113,11 @@ class OnnxRuntimeCall:
             self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         for name, array in (self.outputs | present).items():
             self._binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+    def kept(self, name: str) -> Array:
+        """See `Call.kept`."""
+        array = self.outputs[name]
+        return array[0] if array.ndim == 3 else array
 
     def run(self) -> None:
         """See `Call.run`."""

@@ -8,6 +8,7 @@ cache's moves share one stream, so that a pass waits once: for its outputs.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from eagle_graphs.native import import_onnxruntime
 from eagle_graphs.session_config import SESSION_CONFIG
 from eagle_runtime.engines.buffers import PassBuffers
 from eagle_runtime.engines.device_pool import DeviceKVPool
+from eagle_runtime.engines.features import DeviceRows
 from eagle_runtime.engines.memory import DeviceMemory
 from eagle_runtime.engines.onnxruntime import check_ports
 
@@ -59,9 +61,12 @@ def check_cuda_provider(available: list[str], version: str) -> None:
 
 
 class OnnxRuntimeDeviceGraph:
-    """See `Graph`. Raises EagleError where ONNX Runtime refuses the graph or does not reach the device."""
+    """See `Graph` and `DeviceGraph`. Raises EagleError where ONNX Runtime refuses the graph or misses the device.
 
-    def __init__(self, path: Path, ports: GraphPorts, pool: DeviceKVPool, memory: DeviceMemory) -> None:
+    pool: None for a graph without caches.
+    """
+
+    def __init__(self, path: Path, ports: GraphPorts, pool: DeviceKVPool | None, memory: DeviceMemory) -> None:
         onnxruntime = import_onnxruntime()
         if memory.device == "cuda":
             check_cuda_provider(onnxruntime.get_available_providers(), onnxruntime.__version__)
@@ -87,17 +92,36 @@ class OnnxRuntimeDeviceGraph:
         self._ports, self._pool, self._memory = ports, pool, memory
         self._calls: dict[tuple[Any, ...], OnnxRuntimeDeviceCall] = {}
 
-    def call(self, slot: int, *, outputs: tuple[str, ...], **sizes: int) -> OnnxRuntimeDeviceCall:
+    def call(
+        self,
+        slot: int,
+        *,
+        outputs: tuple[str, ...],
+        kept: tuple[str, ...] = (),
+        given: tuple[str, ...] = (),
+        **sizes: int,
+    ) -> OnnxRuntimeDeviceCall:
         """See `Graph.call`. Calls are kept, so that a repeated shape costs nothing."""
-        key = (slot, outputs, *sorted(sizes.items()))
+        key = (slot, outputs, given, *sorted(sizes.items()))
         found = self._calls.get(key)
         if found is None:
             if len(self._calls) >= KEPT_CALLS:
                 self._calls.pop(next(iter(self._calls))).close()
-            buffers = PassBuffers(self._memory, self._ports, {"B": 1, **sizes}, outputs)
-            found = OnnxRuntimeDeviceCall(self._session, self._run_options, buffers, self._pool, slot, self._memory)
-            self._calls[key] = found
+            found = self._calls[key] = self.device_pass(slot, {"B": 1, **sizes}, outputs=outputs, given=given)
         return found
+
+    def device_pass(
+        self,
+        slot: int,
+        sizes: Mapping[str, int],
+        *,
+        outputs: Collection[str] = (),
+        given: Collection[str] = (),
+        sources: Mapping[str, int] | None = None,
+    ) -> OnnxRuntimeDeviceCall:
+        """See `DeviceGraph.device_pass`."""
+        buffers = PassBuffers(self._memory, self._ports, sizes, outputs, given=given, sources=sources)
+        return OnnxRuntimeDeviceCall(self._session, self._run_options, buffers, self._pool, slot, self._memory)
 
     def close(self) -> None:
         """See `Graph.close`."""
@@ -108,43 +132,55 @@ class OnnxRuntimeDeviceGraph:
 
 
 class OnnxRuntimeDeviceCall:
-    """See `Call`."""
+    """See `Call` and `DevicePass`."""
+
+    recordable = False
 
     def __init__(
         self,
         session: Any,
         run_options: Any,
         buffers: PassBuffers,
-        pool: DeviceKVPool,
+        pool: DeviceKVPool | None,
         slot: int,
         memory: DeviceMemory,
     ) -> None:
         self._run, self._binding, self._options = session.run_with_iobinding, session.io_binding(), run_options
-        self._buffers, self._memory = buffers, memory
+        self.buffers, self._memory = buffers, memory
         self.inputs, self.outputs = buffers.inputs, buffers.outputs
-        cache = _element_type(pool.geometry.dtype)
-        for name in buffers.inputs:
-            self._bind(self._binding.bind_input, name, _element_type(buffers.dtypes[name]), buffers.shapes[name])
-        for name in buffers.outputs:
-            self._bind(self._binding.bind_output, name, _element_type(buffers.dtypes[name]), buffers.shapes[name])
-        for prefix, bind in (("past", self._binding.bind_input), ("present", self._binding.bind_output)):
-            for name, address in pool.addresses(slot, prefix).items():
-                bind(name, memory.device, 0, cache, pool.shape, address)
+        inputs = {value.name for value in session.get_inputs()}
+        for name, address in buffers.addresses.items():
+            bind = self._binding.bind_input if name in inputs else self._binding.bind_output
+            bind(name, memory.device, 0, _element_type(buffers.dtypes[name]), buffers.shapes[name], address)
+        if pool is not None:
+            cache = _element_type(pool.geometry.dtype)
+            for prefix, bind in (("past", self._binding.bind_input), ("present", self._binding.bind_output)):
+                for name, address in pool.addresses(slot, prefix).items():
+                    bind(name, memory.device, 0, cache, pool.shape, address)
 
-    def _bind(self, bind: Any, name: str, element_type: Any, shape: tuple[int, ...]) -> None:
-        bind(name, self._memory.device, 0, element_type, shape, self._buffers.addresses[name])
+    def kept(self, name: str) -> DeviceRows:
+        """See `Call.kept`."""
+        return self.buffers.rows(name)
+
+    def address(self, name: str) -> int:
+        """Where a port lies on the device."""
+        return self.buffers.addresses[name]
+
+    def enqueue(self) -> None:
+        """See `DevicePass.enqueue`."""
+        self.buffers.upload()
+        self._run(self._binding, self._options)
+        self.buffers.download()
 
     def run(self) -> None:
         """See `Call.run`."""
-        self._buffers.upload()
-        self._run(self._binding, self._options)
-        self._buffers.download()
+        self.enqueue()
         self._memory.synchronize()
 
     def close(self) -> None:
         """Frees its buffers."""
         self._binding = None
-        self._buffers.close()
+        self.buffers.close()
 
 
 def _element_type(dtype: str) -> Any:

@@ -13,9 +13,7 @@ from eagle_graphs import (
     GraphPorts,
     KVGeometry,
     Manifest,
-    Profile,
     draft_ports,
-    draft_round_ports,
     target_ports,
 )
 from eagle_graphs.manifest import Engine, Exactness, PortableGraphs
@@ -40,6 +38,7 @@ class OpenGraph:
 
     graph: Graph
     pool: SlotPool
+    ports: GraphPorts
 
 
 def select_engine(manifest: Manifest, kernels: str = "auto") -> tuple[Engine, str | None]:
@@ -121,6 +120,7 @@ def engine_from_portable(graphs: PortableGraphs) -> Engine:
         target=graphs.target,
         draft=graphs.draft,
         draft_rounds={},
+        draft_steps=graphs.draft_steps,
         exactness=Exactness(kind="unmeasured", logit_gap=0.0, max_logit_difference=0.0, rows=0),
     )
 
@@ -179,35 +179,22 @@ def _open(
     if memory is None:
         pool = KVPool(kv, slots=engine.slots, rows=rows, key_block=engine.key_block)
         native = engine.kernels == "native"
-        return OpenGraph(graph=OnnxRuntimeGraph(path, ports, pool, threads=threads, native=native), pool=pool)
+        graph = OnnxRuntimeGraph(path, ports, pool, threads=threads, native=native)
+        return OpenGraph(graph=graph, pool=pool, ports=ports)
     device_pool = DeviceKVPool(memory, kv, slots=engine.slots, rows=rows)
+    graph_on_device = open_on_device(engine, path, ports, device_pool, memory, passes)
+    return OpenGraph(graph=graph_on_device, pool=device_pool, ports=ports)
+
+
+def open_on_device(
+    engine: Engine,
+    path: Path,
+    ports: GraphPorts,
+    pool: DeviceKVPool | None,
+    memory: DeviceMemory,
+    passes: Sequence[Pass],
+) -> OnnxRuntimeDeviceGraph | TensorRTGraph:
+    """A graph of the engine on its device. Raises EagleError where the engine's library refuses it."""
     if engine.backend == "onnxruntime":
-        return OpenGraph(graph=OnnxRuntimeDeviceGraph(path, ports, device_pool, memory), pool=device_pool)
-    trt = import_tensorrt(engine.backend)
-    return OpenGraph(graph=TensorRTGraph(trt, path, ports, device_pool, memory, passes), pool=device_pool)
-
-
-class DraftRounds:
-    """The graphs of whole rounds of drafting, over the caches of the head's graph. Each is opened when asked for."""
-
-    def __init__(self, bundle: Bundle, engine: Engine, pool: KVPool, *, threads: int | None) -> None:
-        self._bundle, self._engine, self._pool, self._threads = bundle, engine, pool, threads
-        self._open: dict[str, OnnxRuntimeGraph] = {}
-
-    def __call__(self, profile: Profile) -> OnnxRuntimeGraph | None:
-        """The round of a profile; None where the bundle has none. Raises EagleError where ONNX Runtime refuses it."""
-        name = str(profile.nodes)
-        graph = self._open.get(name)
-        if graph is None and name in self._engine.draft_rounds:
-            head, engine = self._bundle.manifest.head, self._engine
-            ports = draft_round_ports(head.kv, profile, hidden_width=head.hidden_size, key_block=engine.key_block)
-            path, native = self._bundle.path(engine.draft_rounds[name]), engine.kernels == "native"
-            graph = OnnxRuntimeGraph(path, ports, self._pool, threads=self._threads, native=native)
-            self._open[name] = graph
-        return graph
-
-    def close(self) -> None:
-        """Frees all of them."""
-        for graph in self._open.values():
-            graph.close()
-        self._open.clear()
+        return OnnxRuntimeDeviceGraph(path, ports, pool, memory)
+    return TensorRTGraph(import_tensorrt(engine.backend), path, ports, pool, memory, passes)

@@ -7,7 +7,7 @@ are bound at one address as past and present, and never leave the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,25 @@ from eagle_graphs import EagleError, GraphPorts
 from eagle_graphs.passes import Pass
 from eagle_runtime.engines.buffers import PassBuffers
 from eagle_runtime.engines.device_pool import DeviceKVPool
+from eagle_runtime.engines.features import DeviceRows
 from eagle_runtime.engines.frozen import choose_pass, pad_mask, views
-from eagle_runtime.engines.memory import DeviceMemory
+from eagle_runtime.engines.memory import DeviceMemory, Replayed
 
 
 class TensorRTGraph:
-    """See `Graph`. Raises EagleError where the library refuses the engine, or it is not the manifest's.
+    """See `Graph` and `DeviceGraph`. Raises EagleError where the library refuses the engine, or it is another one.
 
-    trt: the library's module, of either flavour.
+    trt: the library's module, of either flavour. pool: None for an engine without caches.
     """
 
     def __init__(
-        self, trt: Any, path: Path, ports: GraphPorts, pool: DeviceKVPool, memory: DeviceMemory, passes: Sequence[Pass]
+        self,
+        trt: Any,
+        path: Path,
+        ports: GraphPorts,
+        pool: DeviceKVPool | None,
+        memory: DeviceMemory,
+        passes: Sequence[Pass],
     ) -> None:
         self._errors: list[str] = []
         runtime = trt.Runtime(_logger(trt, self._errors))
@@ -48,32 +55,58 @@ class TensorRTGraph:
         sizes = [engine.get_device_memory_size_for_profile_v2(index) for index in range(len(passes))]
         self._scratch = memory.allocate(max(sizes))
         self._contexts = [self._context(index, strategy, size) for index, size in enumerate(sizes)]
-        self._frozen: dict[tuple[int, tuple[str, ...], int], FrozenPass] = {}
+        self._frozen: dict[tuple[Any, ...], FrozenPass] = {}
 
     def _context(self, index: int, strategy: Any, size: int) -> Any:
         context = self._engine.create_execution_context(strategy)
         if context is None or not context.set_optimization_profile_async(index, self._memory.stream):
             raise EagleError(f"no context for the pass {self._passes[index].name}: {' '.join(self._errors[-1:])}")
-        sizes = {"B": 1, "C": self._pool.rows, **self._passes[index].sizes}
+        sizes = {"B": 1, **self._passes[index].sizes}
+        if self._pool is not None:
+            sizes["C"] = self._pool.rows
         for port in self._ports.inputs:
             context.set_input_shape(port.name, port.shape(sizes))
         context.set_device_memory(self._scratch, size)
         return context
 
-    def call(self, slot: int, *, outputs: tuple[str, ...], **sizes: int) -> TensorRTCall:
+    def call(
+        self,
+        slot: int,
+        *,
+        outputs: tuple[str, ...],
+        kept: tuple[str, ...] = (),
+        given: tuple[str, ...] = (),
+        **sizes: int,
+    ) -> TensorRTCall:
         """See `Graph.call`. Raises EagleError where no pass holds these sizes."""
         index = choose_pass(self._passes, sizes)
-        key = (slot, outputs, index)
+        key = (slot, outputs, given, index)
         if key not in self._frozen:
-            buffers = PassBuffers(self._memory, self._ports, {"B": 1, **self._passes[index].sizes}, outputs)
-            caches = self._pool.addresses(slot, "past") | self._pool.addresses(slot, "present")
-            self._frozen[key] = FrozenPass(self._contexts[index], buffers, caches, self._memory)
+            frozen = {"B": 1, **self._passes[index].sizes}
+            self._frozen[key] = self.device_pass(slot, frozen, outputs=outputs, given=given)
         return TensorRTCall(self._frozen[key], self._ports, sizes)
+
+    def device_pass(
+        self,
+        slot: int,
+        sizes: Mapping[str, int],
+        *,
+        outputs: Collection[str] = (),
+        given: Collection[str] = (),
+        sources: Mapping[str, int] | None = None,
+    ) -> FrozenPass:
+        """See `DeviceGraph.device_pass`."""
+        frozen = {name: size for name, size in sizes.items() if name != "B"}
+        index = next(number for number, each in enumerate(self._passes) if not frozen or each.sizes == frozen)
+        buffers = PassBuffers(self._memory, self._ports, sizes, outputs, given=given, sources=sources)
+        pool = self._pool
+        caches = {} if pool is None else pool.addresses(slot, "past") | pool.addresses(slot, "present")
+        return FrozenPass(self._contexts[index], buffers, caches, self._memory)
 
     def close(self) -> None:
         """See `Graph.close`."""
         for frozen in self._frozen.values():
-            frozen.buffers.close()
+            frozen.close()
         self._frozen.clear()
         self._contexts.clear()
         self._memory.free(self._scratch)
@@ -81,30 +114,31 @@ class TensorRTGraph:
 
 
 class FrozenPass:
-    """A pass at its full size: its buffers, and a CUDA graph of it from the second run on."""
+    """See `DevicePass`: a pass at its full size."""
+
+    recordable = True
 
     def __init__(self, context: Any, buffers: PassBuffers, caches: dict[str, int], memory: DeviceMemory) -> None:
         self._context, self.buffers, self._memory = context, buffers, memory
         self._addresses = buffers.addresses | caches
-        self._replay: Callable[[], None] | None = None
+        self._replayed = Replayed(memory, self.enqueue, recorded=True)
 
     def run(self) -> None:
         """One pass; returns when the outputs are on the host."""
-        if self._replay is not None:
-            self._replay()
-            self._memory.synchronize()
-            return
-        self._enqueue()  # once without a graph: kernels are loaded, and some made, by the first run
-        self._memory.synchronize()
-        self._replay = self._memory.record(self._enqueue)
+        self._replayed.run()
 
-    def _enqueue(self) -> None:
+    def enqueue(self) -> None:
+        """See `DevicePass.enqueue`."""
         for name, address in self._addresses.items():
             self._context.set_tensor_address(name, address)
         self.buffers.upload()
         if not self._context.execute_async_v3(self._memory.stream):
             raise EagleError("TensorRT could not enqueue a pass: its log says why")
         self.buffers.download()
+
+    def close(self) -> None:
+        """Frees its buffers."""
+        self.buffers.close()
 
 
 class TensorRTCall:
@@ -114,6 +148,14 @@ class TensorRTCall:
         self._frozen, self._sizes, exact = frozen, sizes, {"B": 1, **sizes}
         self.inputs = views(frozen.buffers.inputs, ports, exact)
         self.outputs = views(frozen.buffers.outputs, ports, exact)
+
+    def kept(self, name: str) -> DeviceRows:
+        """See `Call.kept`."""
+        return self._frozen.buffers.rows(name)
+
+    def address(self, name: str) -> int:
+        """Where a port lies on the device."""
+        return self._frozen.buffers.addresses[name]
 
     def run(self) -> None:
         """See `Call.run`."""

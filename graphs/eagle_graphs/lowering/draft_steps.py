@@ -1,0 +1,95 @@
+"""The steps of a round of drafting on a device: see `eagle_graphs.draft_steps`, whose names are the ports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from eagle_graphs.draft_steps import TREE, draft_step_ports
+from eagle_graphs.lowering import growth
+from eagle_graphs.lowering.standard import OPSET
+from eagle_graphs.ports import GraphPorts
+from eagle_graphs.profiles import Profile
+
+_IR_VERSION = 10
+_TYPES = {"int64": ir.DataType.INT64, "float32": ir.DataType.FLOAT, "bool": ir.DataType.BOOL}
+
+
+def draft_steps(profile: Profile, *, hidden_width: int, top_k: int) -> list[ir.Model]:
+    """The graphs of `draft_step_ports`, in standard ONNX."""
+    assert not profile.paths, "a static tree has no choices to compile"
+    ports = draft_step_ports(profile, hidden_width=hidden_width, top_k=top_k)
+    models = []
+    for step, own in enumerate(ports):
+        made = _Step(profile, step, own)
+        values = made.last() if step == len(ports) - 1 else made.between()
+        for port in own.outputs:
+            made.builder.give(port.name, values[port.name], ir.TensorType(_TYPES[port.dtype]), ir.Shape(port.axes))
+        models.append(ir.Model(made.builder.graph, ir_version=_IR_VERSION, producer_name="eagle-export"))
+    return models
+
+
+class _Step:
+    def __init__(self, profile: Profile, step: int, ports: GraphPorts) -> None:
+        inputs = [
+            ir.Value(name=port.name, type=ir.TensorType(_TYPES[port.dtype]), shape=ir.Shape(port.axes))
+            for port in ports.inputs
+        ]
+        graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": OPSET}, name=f"draft_step_{step}")
+        self.builder = growth.Builder(graph, "step")
+        self._profile, self._step = profile, step
+
+    def between(self) -> dict[str, ir.Value]:
+        """What the next pass of the head takes."""
+        builder, profile, step = self.builder, self._profile, self._step
+        tokens, hidden = self._children("topk_ids", step), builder.inputs[f"hidden_out.{step}"]
+        if step == 0:
+            hidden = builder.one("Gather", hidden, builder.constant(np.zeros((1, profile.top_k), np.int64)))
+            return {"token_ids.1": builder.one("Identity", tokens), "hidden.1": hidden}
+        tokens, values = self._candidates(step)
+        ancestors: Any = builder.inputs.get(f"tree_mask.{step}")
+        if ancestors is None:
+            ancestors = builder.constant(np.eye(profile.top_k, dtype=np.bool_)[None])
+        expanded = growth.expand_level(builder, profile, step + 1, tokens, values, hidden, ancestors)
+        level = step + 1
+        return {
+            f"token_ids.{level}": expanded.tokens,
+            f"hidden.{level}": expanded.hidden,
+            f"tree_mask.{level}": expanded.mask,
+            f"values.{level}": expanded.values,
+            f"indices.{level}": expanded.indices,
+            f"candidates.{step}": tokens,
+            f"candidate_values.{step}": values,
+        }
+
+    def last(self) -> dict[str, ir.Value]:
+        """The tree."""
+        builder, profile, last, given = self.builder, self._profile, self._step, self.builder.inputs
+        tokens, values = [self._children("topk_ids", 0)], [self._children("topk_logprobs", 0)]
+        for level in range(1, last):
+            tokens.append(given[f"candidates.{level}"])
+            values.append(given[f"candidate_values.{level}"])
+        indices = []
+        if last > 0:
+            for parts, part in zip((tokens, values), self._candidates(last), strict=True):
+                parts.append(part)
+            first = builder.constant(np.arange(profile.top_k)[None])
+            indices = [first, *(given[f"indices.{level}"] for level in range(2, last + 1))]
+        tree = growth.rerank(builder, profile, [*tokens, given["root"]], values, indices)
+        assert tuple(tree) == TREE
+        return tree | {"position_ids": builder.one("Add", tree["depths"], given["committed"])}
+
+    def _candidates(self, level: int) -> tuple[ir.Value, ir.Value]:
+        above = self._children("topk_logprobs", 0) if level == 1 else self.builder.inputs[f"values.{level}"]
+        rows = (self._children(name, level) for name in ("topk_ids", "topk_logprobs"))
+        return growth.candidates(self.builder, self._profile, above, *rows)
+
+    def _children(self, name: str, step: int) -> ir.Value:
+        """Of the children that the head gives as many as the profile takes."""
+        value, width, ints = self.builder.inputs[f"{name}.{step}"], self._profile.top_k, self.builder.ints
+        assert value.shape is not None
+        if value.shape[1] == width:
+            return value
+        return self.builder.one("Slice", value, ints(0), ints(width), ints(1))
