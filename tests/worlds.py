@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from eagle_graphs import Tree, profile_from_nodes, tree_from_parents
+from eagle_graphs.sampled_shape import shape_from_profile
 from eagle_runtime.accept import accept_child
-from eagle_runtime.sampled_tree import shape_from_profile
 
 Context = tuple[int, ...]
 Rule = Callable[[Any, Any, Sequence[int], Callable[[int, Any], bool]], tuple[int | None, Any]]

@@ -3,7 +3,7 @@
     python tools/gpu_checks.py BUNDLE [--device cpu]
 
 Every engine of the bundle that runs on the GPU here, and its portable graphs in ONNX Runtime, answers a few prompts
-plainly and with each profile: texts must be plain decoding's, and the times are told. `--device cpu` lets the host
+plainly, with each profile and with auto: texts must be plain decoding's, and the times are told. `--device cpu` lets the host
 play the GPU, to try the script itself: only the portable graphs run then. tools/gpu_checks.sh calls it with the rest.
 """
 
@@ -72,7 +72,7 @@ def check(
     ) as session:
         room = max(bundle.manifest.limits.capacity - new_tokens, 1)  # a small cache takes the beginning of a prompt
         tokens = [session.tokenizer.encode(messages[-1]["content"]).ids[:room] for messages in prompts]
-        return measure(session, tokens, ["plain", *profiles], max_new_tokens=new_tokens)
+        return measure(session, tokens, ["plain", *profiles, "auto"], max_new_tokens=new_tokens)
 
 
 def check_all(

@@ -135,6 +135,11 @@ class Engine:
     exactness: Exactness
 
     @property
+    def graphs(self) -> tuple[str, ...]:
+        """All its files."""
+        return (self.target, self.draft, *self.draft_rounds.values(), *itertools.chain(*self.draft_steps.values()))
+
+    @property
     def key_block(self) -> int:
         """Rows of a block of the key caches; 1 where keys are kept row by row."""
         return KEY_BLOCK if self.kernels == "native" else 1
@@ -150,6 +155,11 @@ class PortableGraphs:
     draft: str
     draft_steps: dict[str, tuple[str, ...]]
     """As an engine's."""
+
+    @property
+    def graphs(self) -> tuple[str, ...]:
+        """All its files."""
+        return (self.target, self.draft, *itertools.chain(*self.draft_steps.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,12 +210,11 @@ class Manifest:
         self._check_sizes()
         for path in self.files:
             check_path(path)
-        named = [self.tokenizer.tokenizer]
-        made: Engine | PortableGraphs
-        for made in (*self.engines, *self.portable):
-            named += [made.target, made.draft, *itertools.chain(*made.draft_steps.values())]
-        for engine in self.engines:
-            named += engine.draft_rounds.values()
+        named = [
+            self.tokenizer.tokenizer,
+            *itertools.chain(*(engine.graphs for engine in self.engines)),
+            *itertools.chain(*(portable.graphs for portable in self.portable)),
+        ]
         if self.tokenizer.chat_template is not None:
             named.append(self.tokenizer.chat_template)
         for path in named:

@@ -5,7 +5,7 @@
              tree N         N              N          N     verifying the tree of a profile
              chunk          chunk          chunk      1     prefill
     draft    extension E    E              E          1     what a round committed: the root and at most `depth` nodes
-             level Q/S      Q              S          Q     a level of a tree
+             level Q/S      Q              S          Q     a level of a tree, dynamic, static or sampled
              chunk          chunk          chunk      1     prefill, and what plain decoding left behind
 
 Q, S and R as in `ports`. Fewer rows than a pass has are padded: a row of padding sees only itself, `logit_rows` names
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from eagle_graphs.manifest import Limits
 from eagle_graphs.profiles import Profile
+from eagle_graphs.sampled_shape import sampled_levels
 from eagle_graphs.static_tree import static_tree
 
 
@@ -65,7 +66,8 @@ def _levels(profile: Profile) -> list[tuple[int, int]]:
     """Q and S of each level below the root's children."""
     if profile.paths:
         return [level.mask.shape for level in static_tree(profile.paths).levels[1:]]
-    return [(profile.top_k, profile.top_k * level) for level in range(1, profile.depth)]
+    dynamic = [(profile.top_k, profile.top_k * level) for level in range(1, profile.depth)]
+    return dynamic + sampled_levels(profile)
 
 
 def _chunk(limits: Limits) -> Pass:

@@ -1,32 +1,25 @@
 """The sampled tree: children drawn from the head's own distribution, in a shape fixed before anything is drawn.
 
-A node's number of children must not depend on what was drawn for it: pruning children afterwards biases the text.
-So each profile has one shape, made as if the r-th child of any node were accepted with the same probability.
-
-    N  nodes        K  tokens that the head returns for a row        Q  rows of a level that have children
+N  nodes        K  tokens that the head returns for a row        Q  rows of a level that have children
 """
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from eagle_graphs import Candidates, Profile, Tree, rerank
-from eagle_graphs.tree import ROOT, Floats, Ids, Mask
+from eagle_graphs import Profile, Tree
+from eagle_graphs.sampled_shape import inner_rows, shape_from_profile
+from eagle_graphs.tree import Floats, Ids, Mask
 from eagle_runtime.engines import Call
 from eagle_runtime.noise import Floats64, draw_distinct, key_from
 
 CHILDREN, COIN, BONUS, TOKEN = range(4)
 """Streams of noise: what is drawn with it."""
 
-ACCEPTED_FIRST = 0.6
-"""Assumed probability that a node's first child is accepted, and of each next one if none before it was."""
 _LEAST = -50.0  # of a logit below the best one, so that every child has a probability that can be divided by
 
 
@@ -58,27 +51,6 @@ class Proposal:
         return draw_distinct(logits, ids, count, key_from(self.seed, CHILDREN, position))
 
 
-@lru_cache(maxsize=64)
-def shape_from_profile(profile: Profile) -> Tree:
-    """The shape of a profile's sampled trees: the nodes likeliest to be reached, `profile.top_k` children at most."""
-    parents: list[int] = []
-    values: list[float] = []
-    first, other = math.log(ACCEPTED_FIRST), math.log(1 - ACCEPTED_FIRST)
-    best = [(-first, 0, ROOT, 0, 1)]  # (-value, order, parent, rank among siblings, depth)
-    while len(parents) < profile.nodes - 1:
-        negative, order, parent, rank, depth = heapq.heappop(best)
-        node = len(parents)
-        parents.append(parent)
-        values.append(-negative)
-        if rank + 1 < profile.top_k:
-            heapq.heappush(best, (negative - other, order + 1, parent, rank + 1, depth))
-        if depth < profile.depth:
-            heapq.heappush(best, (negative - first, order + profile.top_k, node, 0, depth + 1))
-    nodes = np.arange(len(parents))
-    drafted = Candidates(tokens=nodes, parents=np.array(parents), values=np.array(values, np.float32))
-    return rerank(drafted, ROOT, profile.nodes)
-
-
 Expand = Callable[[Ids, Floats, Mask, int], Call]
 """(tokens [Q], hidden [Q, h], mask [Q, S], level) -> a pass of the head over nodes of a level."""
 
@@ -102,12 +74,8 @@ def grow_sampled(
     ids, q = np.zeros((len(shape), width), np.int64), np.zeros((len(shape), width))
     hidden: npt.NDArray[np.float32] = np.zeros((len(shape), extension.outputs["hidden_out"].shape[1]), np.float32)
     """[N, h] what the head gave for each node."""
-    inner = np.isin(np.arange(len(shape)), shape.parents)
     seen = np.zeros(0, np.int64)  # nodes that the head has read, in its order
-    for level in range(profile.depth):
-        rows = np.flatnonzero((shape.depths == level) & inner)
-        if not len(rows):
-            break
+    for level, rows in enumerate(inner_rows(shape)):
         if level == 0:
             call = extension
         else:

@@ -43,7 +43,7 @@ def test_trees_say_what_plain_decoding_says(device: Session) -> None:
         assert (session.engine.device, session.engine.target) == ("cuda", "portable/target.onnx")
         for prompt in PROMPTS:
             plain = session.generate(prompt, profile="plain", max_new_tokens=12, ignore_eos=True)
-            for profile in ("4", "8", "16"):
+            for profile in ("4", "8", "16", "auto"):
                 tree = session.generate(prompt, profile=profile, max_new_tokens=12, ignore_eos=True)
                 assert tree.token_ids == plain.token_ids
 
@@ -55,6 +55,16 @@ def test_sampled_text_is_plain_decodings_with_the_same_seed(device: Session) -> 
             for profile in ("plain", "8")
         )
         assert tree == plain
+
+
+def test_features_that_nobody_reads_for_long_do_not_pile_up(device: Session) -> None:
+    with device as session:
+        options = {"max_new_tokens": 80, "ignore_eos": True}
+        plain = session.generate(PROMPTS[0], profile="plain", **options).token_ids
+        state = session._state
+        assert 0 < len(state.drafter._features) <= state.drafter._features.most // 2
+        prompt = session.encode(PROMPTS[0]) + plain[:40]
+        assert session.generate(token_ids=prompt, profile="8", max_new_tokens=40).token_ids == plain[40:]
 
 
 def test_the_text_is_that_of_the_cpus_graphs(tiny_bundle: Path, device: Session) -> None:

@@ -128,7 +128,7 @@ def test_frozen_passes_give_the_text_of_open_shapes_with_onnx_runtime_for_tensor
     session, _ = opened()
     with session, Session.open(tiny_bundle, profile="8", kernels="stock") as cpu:
         assert session.engine.backend == "tensorrt-rtx"
-        for profile in ("plain", "4", "16"):
+        for profile in ("plain", "4", "16", "auto"):
             options = {"profile": profile, "max_new_tokens": 20, "ignore_eos": True}
             assert session.generate(PROMPT, **options).token_ids == cpu.generate(PROMPT, **options).token_ids
         options = {"max_new_tokens": 12, "temperature": 0.9, "seed": 5}
@@ -172,23 +172,24 @@ def test_sampling_fetches_the_logits_of_the_nodes_walked_on_alone_with_onnx_runt
     session, memory = opened()
     with session:
         fetched, walked, row = [], [], 4 * session.bundle.manifest.target.vocab_size
-        for seed in (0.0, 1.0):
+        options = {"profile": "8", "max_new_tokens": 24, "ignore_eos": True, "seed": 3}
+        for temperature in (0.0, 1.0):
             session.reset()
             start, rounds = memory.fetched, list[Round]()
-            session.generate(
-                PROMPT, profile="8", max_new_tokens=24, ignore_eos=True, temperature=seed, seed=3, on_round=rounds.append
-            )
+            session.generate(PROMPT, temperature=temperature, on_round=rounds.append, **options)
             fetched.append(memory.fetched - start - 360 * len(rounds))
             walked.append(sum(len(each.walk.path) for each in rounds) + 1)
         assert fetched[1] == fetched[0] + walked[1] * row
 
 
-def test_sampled_trees_need_open_shapes_and_are_refused_with_onnx_runtime_for_tensorrt(
-    opened: Callable[[], tuple[Session, CountingMemory]],
+@pytest.mark.parametrize("profile", ["4", "8", "16"])
+def test_sampled_trees_have_passes_of_their_own_with_onnx_runtime_for_tensorrt(
+    tiny_bundle: Path, opened: Callable[[], tuple[Session, CountingMemory]], profile: str
 ) -> None:
     session, _ = opened()
-    with session, pytest.raises(EagleError, match=r"no pass for .* sampled trees"):
-        session.generate(PROMPT, max_new_tokens=16, temperature=1.0, seed=1, verify_mode="sampled")
+    options = {"max_new_tokens": 24, "temperature": 1.0, "seed": 1, "verify_mode": "sampled", "profile": profile}
+    with session, Session.open(tiny_bundle, profile=profile, kernels="stock") as cpu:
+        assert session.generate(PROMPT, **options).token_ids == cpu.generate(PROMPT, **options).token_ids
 
 
 def test_an_engine_that_cannot_be_loaded_is_refused_in_one_line_with_onnx_runtime_for_tensorrt(bundle: Path) -> None:

@@ -31,8 +31,9 @@ KERNELS = {"fp16": "Half", "fp8": "FP8", "int8": "Int8", "int4": "Int4"}
 PASSES = {
     "target": ["plain", "tree 10", "tree 30", "tree 60", "chunk"],
     "draft": [
-        *("extension 5", "level 5/5", "level 5/10", "level 5/15", "level 8/8", "level 8/16", "level 8/24"),
-        "chunk",
+        *("extension 5", "level 5/5", "level 5/10", "level 5/15", "level 2/2", "level 1/3", "level 1/4"),
+        *("level 8/8", "level 8/16", "level 8/24", "level 4/4", "level 6/10", "level 4/14"),
+        *("level 10/15", "level 12/27", "chunk"),
     ],
 }
 
@@ -135,6 +136,7 @@ def test_an_export_builds_engines_and_says_what_they_are_made_of(eagle3: Exporte
     assert (engine.backend, engine.architectures, engine.cache_dtype) == ("tensorrt-rtx", ("sm89",), "float16")
     assert {engine.target, engine.draft, "gpu-calibration.json"} - manifest.files.keys() == {"gpu-calibration.json"}
     assert manifest.versions["tensorrt-rtx"]
+    assert {nodes: len(steps) for nodes, steps in engine.draft_steps.items()} == {"10": 4, "30": 4, "60": 4}
     assert {entry.output for entry in eagle3.report.parity["portable"]} >= {
         "logits",
         "features",

@@ -16,6 +16,7 @@ from eagle_graphs.manifest import (
     HeadInfo,
     Limits,
     Manifest,
+    PortableGraphs,
     Source,
     TargetInfo,
     TokenizerFiles,
@@ -320,6 +321,28 @@ def test_a_round_of_drafting_of_no_dynamic_profile_is_refused(name: str) -> None
         f"manifest.engines[1].draft_rounds has {name!r}; expected sizes of profiles whose tree is "
     )
     assert "dynamic, 4, 8, 16: export" in message
+
+
+@pytest.mark.parametrize("place", [("engines", 1), ("portable", 0)], ids=["engine", "portable"])
+def test_steps_of_drafting_are_one_a_level_of_a_dynamic_profile(place: tuple[str, int]) -> None:
+    portable = PortableGraphs(
+        precision="fp16",
+        cache_dtype="float16",
+        target=FILES[0],
+        draft=FILES[1],
+        draft_steps={"4": (FILES[4], FILES[5])},
+    )
+    made = manifest(portable=(portable,))
+    assert manifest_from_json(made.to_json()) == made
+    where = f"manifest.{place[0]}[{place[1]}].draft_steps"
+
+    def edit(data: Any, nodes: str, steps: list[str]) -> None:
+        data["portable"] = [json.loads(made.to_json())["portable"][0]]
+        at(data, *place)["draft_steps"] = {nodes: steps}
+
+    assert refusal(lambda data: edit(data, "5", [FILES[4]])).startswith(f"{where} has '5'; expected sizes of profiles")
+    assert refusal(lambda data: edit(data, "8", [FILES[4]])).startswith(f"{where}['8'] has 1 graphs; expected 3, one ")
+    assert "names 'other'" in refusal(lambda data: edit(data, "4", [FILES[4], "other"]))
 
 
 def test_an_engine_says_how_exact_it_is() -> None:

@@ -27,9 +27,14 @@ def test_the_head_s_passes_extend_by_a_round_and_go_down_level_by_level() -> Non
         ("level 5/5", 5, 5, 5),
         ("level 5/10", 5, 10, 5),
         ("level 5/15", 5, 15, 5),
+        ("level 2/2", 2, 2, 2),  # this and the next ones: of sampled trees
+        ("level 1/3", 1, 3, 1),
+        ("level 1/4", 1, 4, 1),
         ("level 8/8", 8, 8, 8),
         ("level 8/16", 8, 16, 8),
         ("level 8/24", 8, 24, 8),
+        ("level 10/15", 10, 15, 10),
+        ("level 12/27", 12, 27, 12),
         ("chunk", 64, 64, 1),
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from eagle_graphs import EagleError, KVGeometry, target_ports
 from eagle_runtime.engines.buffers import PassBuffers
 from eagle_runtime.engines.device_pool import DeviceKVPool
+from eagle_runtime.engines.features import DeviceFeatures, DeviceRows, runs
 from eagle_runtime.engines.memory import HostMemory
 from eagle_runtime.kv_pool import KVPool
 
@@ -97,3 +99,55 @@ def test_buffers_go_to_the_device_and_back_by_name() -> None:
     assert buffers.outputs["argmax_ids"].tolist() == [7, 8]
     buffers.close()
     memory.close()
+
+
+def test_buffers_of_another_pass_are_read_where_they_are() -> None:
+    memory = HostMemory()
+    ports = target_ports(GEOMETRY, vocab_size=11, feature_width=6)
+    sizes = {"B": 1, "Q": 3, "S": 3, "R": 3}
+    place = memory.allocate(24)
+    view(place, (3,), "int64")[...] = [4, 5, 6]
+    buffers = PassBuffers(memory, ports, sizes, (), sources={"input_ids": place}, given=("position_ids",))
+    assert buffers.inputs.keys() == {"tree_mask", "kv_length", "logit_rows"}
+    assert buffers.addresses["input_ids"] == place
+    buffers.close()
+    assert view(place, (3,), "int64").tolist() == [4, 5, 6], "it was never this pass's own"
+
+
+def test_features_wait_in_a_ring_on_the_device() -> None:
+    memory, width = HostMemory(), 2
+    waiting = DeviceFeatures(memory, width=width, rows=6)
+    source = memory.allocate(5 * width * 4)
+    rows = DeviceRows(memory, source, (5, width), "float32")
+    call = SimpleNamespace(address=lambda name: place)
+    place, expected = memory.allocate(6 * width * 4), []
+    for turn, (path, count) in enumerate([([0, 1, 4], 2), ([0, 2, 3], 3), ([0, 1, 2, 3, 4], 4), ([1, 3], 3)]):
+        numbers = 10 * turn + np.arange(5, dtype=np.float32)[:, None] + np.zeros((5, width), np.float32)
+        view(source, (5, width), "float32")[...] = numbers
+        waiting.push(rows, path)
+        expected += [10 * turn + row for row in path]
+        waiting.feed(call, count)
+        assert view(place, (6, width), "float32")[:count, 0].tolist() == expected[:count]
+        expected = expected[count:]
+        assert len(waiting) == len(expected)
+    waiting.truncate(0)
+    assert len(waiting) == 0
+    with pytest.raises(AssertionError, match="more features than were to wait"):
+        waiting.push(rows, [0, 1, 2, 3, 4, 0, 1])
+
+
+def test_rows_are_fetched_when_they_are_read() -> None:
+    memory = HostMemory()
+    place = memory.allocate(24)
+    rows = DeviceRows(memory, place, (3, 2), "float32")
+    view(place, (3, 2), "float32")[...] = [[1, 2], [3, 4], [5, 6]]
+    assert len(rows) == 3
+    assert rows[1].tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [([], []), ([3], [(3, 1)]), ([0, 1, 2], [(0, 3)]), ([0, 2, 3, 7], [(0, 1), (2, 2), (7, 1)])],
+)
+def test_rows_that_follow_one_another_are_one_copy(path: list[int], expected: list[tuple[int, int]]) -> None:
+    assert list(runs(path)) == expected

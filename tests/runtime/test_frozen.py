@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from eagle_graphs import EagleError, KVGeometry, draft_ports, profile_from_nodes, tree_from_parents
 from eagle_graphs.manifest import Limits
 from eagle_graphs.passes import draft_passes, target_passes
+from eagle_graphs.sampled_shape import sampled_levels
 from eagle_runtime.engines.frozen import choose_pass, pad_mask, views
 
 PROFILES = tuple(map(profile_from_nodes, (4, 16)))
@@ -41,7 +42,10 @@ def test_levels_of_a_tree_find_their_own_pass() -> None:
         for level in range(1, profile.depth):
             width = profile.top_k
             assert chosen(DRAFT, width, width * level, width) == f"level {width}/{width * level}"
-    assert chosen(DRAFT, 1, 1, 1) == "extension 3"
+        for rows, after in sampled_levels(profile):
+            assert chosen(DRAFT, rows, after, rows) == f"level {rows}/{after}"
+    assert chosen(DRAFT, 1, 1, 1) == "level 1/1", "a level of one row is an extension of one"
+    assert chosen(DRAFT, 3, 3, 1) == "extension 3"
     assert chosen(DRAFT, 4, 4, 1) == "extension 5"
     assert chosen(DRAFT, 30, 30, 1) == "chunk"
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from eagle_graphs import Candidates, Profile, profile_from_nodes
+from eagle_graphs.sampled_shape import shape_from_profile
 from eagle_runtime import Session, draft
 from eagle_runtime.generate import Round
-from eagle_runtime.sampled_tree import Proposal, SampledTree, shape_from_profile
+from eagle_runtime.sampled_tree import Proposal, SampledTree
 from tests.drafters import random_prompt
 
 

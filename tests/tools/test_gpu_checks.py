@@ -35,7 +35,7 @@ def test_every_engine_is_tried_alone_and_what_cannot_run_says_why(portable: Path
     assert [checked.name for checked in found] == ["tensorrt fp32 sm89", "onnxruntime fp32 (float32 cache)"]
     assert found[0].skipped is not None
     assert found[1].skipped is None
-    assert found[1].differing() == dict.fromkeys(("plain", "4", "8", "16"), 0)
+    assert found[1].differing() == dict.fromkeys(("plain", "4", "8", "16", "auto"), 0)
 
 
 def test_an_engine_is_compared_with_the_portable_graph_of_its_precision(portable: Path) -> None:

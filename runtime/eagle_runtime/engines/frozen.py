@@ -28,7 +28,7 @@ def choose_pass(passes: Sequence[Pass], sizes: Mapping[str, int]) -> int:
         held = ", ".join(each.name for each in passes)
         raise EagleError(
             f"the engine has no pass for {rows} rows behind {after - rows} of earlier levels with {asked} results; it "
-            f"has {held}: sampled trees (verify_mode 'sampled') need graphs of open shapes, as --device cpu has"
+            f"has {held}: build it again, with the version that runs it"
         )
     return min(fits)[-1]
 
