@@ -3,8 +3,9 @@
     python tools/gpu_checks.py BUNDLE [--device cpu]
 
 Every engine of the bundle that runs on the GPU here, and its portable graphs in ONNX Runtime, answers a few prompts
-plainly, with each profile and with auto: texts must be plain decoding's, and the times are told. `--device cpu` lets the host
-play the GPU, to try the script itself: only the portable graphs run then. tools/gpu_checks.sh calls it with the rest.
+plainly, with each profile and with auto: texts must be plain decoding's, and the times are told. `--device cpu` lets
+the host play the GPU, to try the script itself: only the portable graphs run then. tools/gpu_checks.sh calls it with
+the rest.
 """
 
 from __future__ import annotations
