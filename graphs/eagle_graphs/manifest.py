@@ -18,7 +18,7 @@ from eagle_graphs.native_ops import KEY_BLOCK
 from eagle_graphs.ports import DTYPES, KVGeometry
 from eagle_graphs.profiles import Profile
 
-SCHEMA = 3
+SCHEMA = 4
 FILE_NAME = "manifest.json"
 
 T = TypeVar("T")
@@ -137,6 +137,14 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PluginGraphs:
+    """The graphs with the attention of `eagle_graphs.plugin` in them, which TensorRT alone takes."""
+
+    target: str
+    draft: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PortableGraphs:
     """Graphs in standard ONNX, from which eagle-build makes engines where they are to run."""
 
@@ -144,6 +152,8 @@ class PortableGraphs:
     cache_dtype: str
     target: str
     draft: str
+    plugin: PluginGraphs | None = None
+    """The same graphs over the same weights; None where the export was not asked for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +212,7 @@ class Manifest:
                 for graph in (engine.target, engine.draft, *engine.draft_rounds.values())
             ),
             *(graph for made in self.portable for graph in (made.target, made.draft)),
+            *(graph for made in self.portable if made.plugin for graph in (made.plugin.target, made.plugin.draft)),
         ]
         if self.tokenizer.chat_template is not None:
             named.append(self.tokenizer.chat_template)

@@ -22,13 +22,14 @@ from eagle_graphs.manifest import (
     Exactness,
     FileEntry,
     Manifest,
+    PluginGraphs,
     PortableGraphs,
     manifest_from_json,
 )
 from eagle_graphs.passes import Pass, draft_passes, target_passes
 from eagle_graphs.ports import GraphPorts, draft_ports, target_ports
 from eagle_graphs.tensorrt.build import BuildLog, BuildOptions, Progress, build_engine
-from eagle_graphs.tensorrt.library import import_tensorrt
+from eagle_graphs.tensorrt.library import Attention, import_tensorrt
 from eagle_graphs.tensorrt.report import EngineReport, report_from_engine
 
 REPORT = "report.json"
@@ -82,12 +83,24 @@ def choose_portable(manifest: Manifest, precision: str | None) -> PortableGraphs
     return held[precision]
 
 
+def graphs_for(portable: PortableGraphs, attention: Attention) -> PortableGraphs | PluginGraphs:
+    """The graphs of target and head with this attention. Raises EagleError where the bundle has none with plugins."""
+    if attention == "native":
+        return portable
+    if portable.plugin is None:
+        raise EagleError(
+            f"--attention plugin: the bundle's portable graphs in {portable.precision} are without plugins; export it "
+            "with --portable --attention plugin, or build with --attention native"
+        )
+    return portable.plugin
+
+
 def add_engines(
     directory: Path, portable: PortableGraphs, options: BuildOptions, *, progress: Progress, log: Path
 ) -> list[EngineReport]:
     """Builds the engines of target and head from the bundle's portable graphs and adds them to it.
 
-    Engines of the same backend and precision are replaced.
+    Engines of the same backend, precision and attention are replaced.
 
     Args:
         directory: the bundle.
@@ -97,10 +110,10 @@ def add_engines(
         log: where the library's words are kept if it fails.
 
     Raises:
-        EagleError: a file of the bundle is damaged, or the library refuses; then the bundle is as it was.
+        EagleError: a file of the bundle is damaged or missing, or the library refuses; then the bundle is as it was.
     """
-    manifest = read_manifest(directory)
-    graphs = {"target": portable.target, "draft": portable.draft}
+    manifest, source = read_manifest(directory), graphs_for(portable, options.attention)
+    graphs = {"target": source.target, "draft": source.draft}
     below = {Path(name).parent.as_posix() for name in graphs.values()}
     _check_files(directory, manifest, [name for name in manifest.files if Path(name).parent.as_posix() in below])
     building = Path(tempfile.mkdtemp(prefix=".building-", dir=directory))
@@ -136,15 +149,15 @@ def add_engines(
 def _put_in_place(
     directory: Path, manifest: Manifest, portable: PortableGraphs, options: BuildOptions, building: Path
 ) -> None:
-    stem = f"{options.backend}-{portable.precision}"
+    stem = f"{options.backend}-{portable.precision}" + ("-plugin" if options.attention == "plugin" else "")
     name = next(n for n in _names(stem) if not (directory / n).exists())
     building.chmod(0o755)
     building.rename(directory / name)
     engine = Engine(
         backend=options.backend,
         device="cuda",
-        architectures=options.architectures,
-        kernels="stock",
+        architectures=options.architectures if options.plugin_gpu is None else (options.plugin_gpu.architecture,),
+        kernels="stock" if options.attention == "native" else "plugin",
         precision=portable.precision,
         cache_dtype=portable.cache_dtype,
         weights_stripped=options.strip_weights,
@@ -154,7 +167,8 @@ def _put_in_place(
         draft_rounds={},
         exactness=UNMEASURED,
     )
-    replaced = [e for e in manifest.engines if (e.backend, e.precision) == (engine.backend, engine.precision)]
+    kind = (engine.backend, engine.precision, engine.kernels)
+    replaced = [e for e in manifest.engines if (e.backend, e.precision, e.kernels) == kind]
     old = {Path(e.target).parent.as_posix() for e in replaced}
     files = {path: entry for path, entry in manifest.files.items() if Path(path).parent.as_posix() not in old}
     for path in sorted((directory / name).iterdir()):

@@ -18,7 +18,7 @@ from eagle_graphs import (
     draft_round_ports,
     target_ports,
 )
-from eagle_graphs.manifest import Engine, Exactness, PortableGraphs
+from eagle_graphs.manifest import Engine, Exactness, PluginGraphs, PortableGraphs
 from eagle_graphs.native import library_problem
 from eagle_graphs.passes import Pass, draft_passes, target_passes
 from eagle_graphs.tensorrt.library import import_tensorrt
@@ -92,8 +92,10 @@ def select_cuda_engine(
             reasons.append(f"{engine.backend} is not installed")
         elif engine.architectures and architecture not in engine.architectures:
             reasons.append(f"its {engine.backend} engine is for {', '.join(engine.architectures)}, not {architecture}")
-        elif engine.weights_stripped:
-            reasons.append(f"its {engine.backend} engine has no weights, and this version does not put them in")
+        elif engine.weights_stripped and weights_of(manifest, engine) is None:
+            reasons.append(
+                f"its {engine.backend} engine has no weights, nor has the bundle the graphs that it takes them from"
+            )
         else:
             return engine, reasons[0] if reasons else None
     if manifest.portable and "onnxruntime" in installed:
@@ -105,6 +107,14 @@ def select_cuda_engine(
         f"--device cuda: the bundle has nothing that runs here: {found}. "
         "Export it with --portable, make engines of that with eagle-build on this machine, or use --device cpu"
     )
+
+
+def weights_of(manifest: Manifest, engine: Engine) -> PortableGraphs | PluginGraphs | None:
+    """The portable graphs that an engine was built from; None where the bundle holds them no longer."""
+    for graphs in manifest.portable:
+        if graphs.precision == engine.precision:
+            return graphs.plugin if engine.kernels == "plugin" else graphs
+    return None
 
 
 def engine_from_portable(graphs: PortableGraphs) -> Engine:
@@ -184,7 +194,15 @@ def _open(
     if engine.backend == "onnxruntime":
         return OpenGraph(graph=OnnxRuntimeDeviceGraph(path, ports, device_pool, memory), pool=device_pool)
     trt = import_tensorrt(engine.backend)
-    return OpenGraph(graph=TensorRTGraph(trt, path, ports, device_pool, memory, passes), pool=device_pool)
+    weights = _onnx_of(bundle, engine, path) if engine.weights_stripped else None
+    return OpenGraph(graph=TensorRTGraph(trt, path, ports, device_pool, memory, passes, weights), pool=device_pool)
+
+
+def _onnx_of(bundle: Bundle, engine: Engine, path: Path) -> Path:
+    """The ONNX file that an engine's file at `path` was built from."""
+    built_from = weights_of(bundle.manifest, engine)
+    assert built_from is not None, "select_cuda_engine passes such an engine over"
+    return bundle.path(built_from.target if path == bundle.path(engine.target) else built_from.draft)
 
 
 class DraftRounds:
