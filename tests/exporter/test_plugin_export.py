@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,14 +19,13 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-import eagle_graphs.tensorrt.cli
 from eagle_graphs import draft_ports, target_ports
 from eagle_graphs.lowering.plugin_attention import onnx_for_gpu
 from eagle_graphs.manifest import PortableGraphs
 from eagle_graphs.tensorrt import gpu, library
 from eagle_graphs.tensorrt.bundle import read_manifest
 from tests import tensorrt_mock
-from tests.commands import Outcome, _run, assert_refused, eagle_export
+from tests.commands import Outcome, assert_refused, eagle_build, eagle_export
 from tests.heads import HEADS
 from tests.models import LAYERS, write_tiny_target
 
@@ -40,12 +41,16 @@ class Exported:
     mock: tensorrt_mock.MockTensorRT
 
 
-def eagle_build(*arguments: object) -> Outcome:
-    return _run(eagle_graphs.tensorrt.cli.main, "eagle-build", arguments, b"")
-
-
 def attributes(node: Any) -> dict[str, Any]:
     return {each.name: each.i or each.f for each in node.attribute}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_gpu() -> Iterator[None]:
+    """Whatever GPU there is: none is seen."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu, "gpu_at_hand", lambda: None)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -203,12 +208,22 @@ def test_eagle_build_adds_an_engine_of_each_attention_with_the_mocked_tensorrt(
     assert found == [("stock", ()), ("plugin", ("sm120",))]
 
 
-def test_a_bundle_without_plugin_graphs_is_refused(bundle: Path) -> None:
+def test_a_bundle_without_plugin_graphs_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensorrt_mock.install(monkeypatch)
     data = json.loads((bundle / "manifest.json").read_text())
     data["portable"][0]["plugin"] = None
     (bundle / "manifest.json").write_text(json.dumps(data))
     words = ("portable graphs in fp16 are without plugins", "--portable --attention plugin", "--attention native")
-    assert_refused(eagle_build(bundle, *TENSORRT), *words)
+    assert_refused(eagle_build(bundle, *TENSORRT, "--gpu", "sm89"), *words)
+
+
+def test_a_tensorrt_without_plugins_ahead_of_time_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mock = tensorrt_mock.install(monkeypatch)
+    mock.NetworkDefinitionCreationFlag = SimpleNamespace(STRONGLY_TYPED=1)
+    refused = eagle_build(bundle, *TENSORRT, "--gpu", "sm89")
+    assert refused.status == 2
+    words = "error: TensorRT 10.0-mock takes no plugins that are compiled ahead of time: install a later version"
+    assert refused.err.strip().startswith(words)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +271,7 @@ def test_a_cpu_s_bundle_takes_plugin_graphs_along_without_triton(
     """For eagle-build on the machine with TensorRT."""
     monkeypatch.setitem(sys.modules, "triton", None)
     out = tmp_path / "bundle"
-    sizes = ("--capacity", 160, "--prefill-chunk", 16, "--profiles", "4", "--accept-probe")
+    sizes = ("--capacity", 160, "--prefill-chunk", 16, "--profiles", "4", "--kernels", "stock", "--accept-probe")
     outcome = eagle_export(
         *("--model", tiny_target, "--draft", tiny_head, "--out", out, *sizes, "--portable", "--attention", "plugin")
     )

@@ -196,7 +196,13 @@ def _network_flags(trt: Any, options: BuildOptions) -> int:
     strongly_typed = getattr(kinds, "STRONGLY_TYPED", None)  # later versions know no other kind
     flags = [] if strongly_typed is None else [strongly_typed]
     if options.plugin_gpu is not None:
-        flags.append(kinds.PREFER_AOT_PYTHON_PLUGINS)
+        ahead_of_time = getattr(kinds, "PREFER_AOT_PYTHON_PLUGINS", None)
+        if ahead_of_time is None:
+            raise EagleError(
+                f"{_library(trt)} takes no plugins that are compiled ahead of time: install a later version, or use "
+                "--attention native"
+            )
+        flags.append(ahead_of_time)
     return sum(1 << int(flag) for flag in flags)
 
 

@@ -62,7 +62,6 @@ def build(
     """Builds engines for GPUs from a bundle's portable graphs and adds them to it."""
     console = Console(stderr=True)
     portable = choose_portable(read_manifest(bundle), precision)
-    graphs_for(portable, attention.value)
     options = build_options(
         backend.value,
         precision=portable.precision,
@@ -71,6 +70,7 @@ def build(
         level=builder_level,
         attention=attention.value,
     )
+    graphs_for(portable, options.attention)  # which says what is missing, before anything is shown or built
     started = time.perf_counter()
     with BuildProgress(console) as progress:
         reports = add_engines(bundle, portable, options, progress=progress, log=log_path(bundle, backend.value))
