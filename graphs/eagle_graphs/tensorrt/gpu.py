@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from eagle_graphs.errors import EagleError
 
 USUAL_MULTIPROCESSORS = 108
-"""Assumed of a GPU that is only named. They say how finely a long cache is split, which changes times, not results."""
+"""Assumed of a GPU that is only named. They say how finely a long cache is split: its time, and at most last bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
