@@ -14,6 +14,7 @@ from unittest import mock
 from transformers.utils.logging import disable_progress_bar
 
 import eagle_exporter.cli
+import eagle_graphs.tensorrt.cli
 import eagle_runtime.cli
 import tools.train.__main__
 
@@ -31,6 +32,11 @@ def eagle_export(*arguments: object) -> Outcome:
     """Runs eagle-export."""
     disable_progress_bar()  # the command's own switch comes too late for a transformers that is imported already
     return _run(eagle_exporter.cli.main, "eagle-export", arguments, b"")
+
+
+def eagle_build(*arguments: object) -> Outcome:
+    """Runs eagle-build."""
+    return _run(eagle_graphs.tensorrt.cli.main, "eagle-build", arguments, b"")
 
 
 def eagle_run(*arguments: object, stdin: str | bytes = b"") -> Outcome:

@@ -43,7 +43,7 @@ def with_portable_graphs(bundle: Path, target: Path, head: Path, out: Path, *, c
     }
     (out / "portable").mkdir()
     data = json.loads((out / FILE_NAME).read_text())
-    entry = {"precision": "fp32", "cache_dtype": cache_dtype}
+    entry = {"precision": "fp32", "cache_dtype": cache_dtype, "plugin": None}
     for name, graph in graphs.items():
         lower_for_standard_onnx(graph, capacity=manifest.limits.buffer_rows, dtype=DTYPES[cache_dtype])
         entry[name] = f"portable/{name}.onnx"

@@ -1,18 +1,21 @@
 """A stand-in for TensorRT where there is no GPU: its Python interface, over ONNX Runtime and the portable graphs.
 
 It holds the runtime to TensorRT's rules (one profile a context, the shapes that the profile froze, every tensor given
-an address before a pass), and computes with the very ONNX that an engine is built from.
+an address before a pass; an engine without weights runs nothing before all of its own are put in, by name), and
+computes with the very ONNX that an engine is built from.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Collection
 from enum import IntEnum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx_ir
 import onnxruntime
 
 _TYPES = {
@@ -81,14 +84,30 @@ class Context:
         )
 
 
+def weight_names(path: Path) -> frozenset[str]:
+    """The weights that an engine of a graph has."""
+    return frozenset(onnx_ir.load(path).graph.initializers)
+
+
 class Engine:
-    def __init__(self, path: Path, profiles: list[dict[str, tuple[int, ...]]]) -> None:
+    def __init__(self, path: Path, profiles: list[dict[str, tuple[int, ...]]], *, stripped: bool = False) -> None:
+        self._put_in(path)
+        self._profiles = profiles
+        self.refittable, self.has_context = stripped, False
+        self.missing = weight_names(path) if stripped else frozenset()
+        self._names = [value.name for value in (*self._session.get_inputs(), *self._session.get_outputs())]
+        self.num_io_tensors, self.num_optimization_profiles = len(self._names), len(profiles)
+
+    def _put_in(self, path: Path) -> None:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # TensorScatter warns of the copy that TensorRT's rules spare
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        self._profiles = profiles
-        self._names = [value.name for value in (*self._session.get_inputs(), *self._session.get_outputs())]
-        self.num_io_tensors, self.num_optimization_profiles = len(self._names), len(profiles)
+
+    def refit(self, path: Path) -> None:
+        """Its graph, with the weights of `path`."""
+        assert not self.has_context, "weights are put in before contexts are made"
+        self._put_in(path)
+        self.missing = frozenset()
 
     def get_tensor_name(self, index: int) -> str:
         return self._names[index]
@@ -98,11 +117,58 @@ class Engine:
 
     def create_execution_context(self, strategy: str) -> Context:
         assert strategy == "user managed"
+        assert not self.missing, "an engine without weights runs nothing"
+        self.has_context = True
         return Context(self._session, self._profiles)
 
 
-def tensorrt_standin(engines: dict[bytes, tuple[Path, list[dict[str, tuple[int, ...]]]]]) -> Any:
-    """The module. engines: for the contents of an engine file, the ONNX behind it and its profiles' input shapes."""
+class Refitter:
+    def __init__(self, engine: Engine, logger: Logger) -> None:
+        assert engine.refittable, "the binding gives no refitter for such an engine"
+        self.engine, self.given = engine, None
+
+    def get_missing_weights(self) -> list[str]:
+        return sorted(self.engine.missing if self.given is None else self.engine.missing - weight_names(self.given))
+
+    def refit_cuda_engine(self) -> bool:
+        if self.get_missing_weights() or self.given is None:
+            return False
+        self.engine.refit(self.given)
+        return True
+
+
+class OnnxParserRefitter:
+    def __init__(self, refitter: Refitter, logger: Logger) -> None:
+        self._refitter, self._errors = refitter, []
+
+    def refit_from_file(self, path: str) -> bool:
+        try:
+            self._refitter.given = Path(path)
+            missing = len(self._refitter.get_missing_weights())
+        except Exception as error:
+            self._refitter.given = None
+            self._errors.append(f"Failed to parse the ONNX model: {error}")
+            return False
+        if missing:
+            self._errors.append(f"Only successfully refitted some weights,\n{missing} are left")
+        return not missing
+
+    @property
+    def num_errors(self) -> int:
+        return len(self._errors)
+
+    def get_error(self, index: int) -> Any:
+        return SimpleNamespace(desc=lambda: self._errors[index])
+
+
+def tensorrt_standin(
+    engines: dict[bytes, tuple[Path, list[dict[str, tuple[int, ...]]]]], *, stripped: Collection[bytes] = ()
+) -> Any:
+    """The module.
+
+    engines: for the contents of an engine file, the ONNX behind it and its profiles' input shapes.
+    stripped: those that were built without weights.
+    """
 
     class Runtime:
         def __init__(self, logger: Logger) -> None:
@@ -112,12 +178,14 @@ def tensorrt_standin(engines: dict[bytes, tuple[Path, list[dict[str, tuple[int, 
             if data not in engines:
                 self._logger.log(Severity.ERROR, "the magic tag is\n another one")
                 return None
-            return Engine(*engines[data])
+            return Engine(*engines[data], stripped=data in stripped)
 
     return SimpleNamespace(
         __name__="standin",
         __version__="0",
         ILogger=Logger,
         Runtime=Runtime,
+        Refitter=Refitter,
+        OnnxParserRefitter=OnnxParserRefitter,
         ExecutionContextAllocationStrategy=SimpleNamespace(USER_MANAGED="user managed"),
     )

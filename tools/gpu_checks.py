@@ -57,7 +57,9 @@ def alternatives(bundle: Bundle) -> Iterator[tuple[str, Bundle]]:
     for engine in manifest.engines:
         if engine.device == "cuda":
             name = f"{engine.backend} {engine.precision} {','.join(engine.architectures)}".strip()
-            yield name, replace(bundle, manifest=replace(manifest, engines=(engine,), portable=()))
+            name += " (plugin attention)" if engine.kernels == "plugin" else ""
+            portable = manifest.portable if engine.weights_stripped else ()
+            yield name, replace(bundle, manifest=replace(manifest, engines=(engine,), portable=portable))
     for graphs in manifest.portable:
         name = f"onnxruntime {graphs.precision} ({graphs.cache_dtype} cache)"
         yield name, replace(bundle, manifest=replace(manifest, engines=(), portable=(graphs,)))

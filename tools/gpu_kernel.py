@@ -73,7 +73,7 @@ def main() -> int:
             attention: Attention = attention,
             given: list[torch.Tensor] = given,
             lengths: torch.Tensor = lengths,
-            split: int = split_rows_for(attention, slots=1, capacity=capacity, multiprocessors=units),
+            split: int = split_rows_for(attention.kv_heads, slots=1, capacity=capacity, multiprocessors=units),
         ) -> torch.Tensor:
             q, k, v, past_k, past_v, words = given
             return run_kernel(attention, q, k, v, past_k, past_v, words, lengths, lengths, split_rows=split)

@@ -99,7 +99,10 @@ def export(
     kernels: Annotated[Kernels, typer.Option(help="native: the package's own; stock: ONNX Runtime's.")] = Kernels.AUTO,
     gpu: Annotated[
         str | None,
-        typer.Option(help="GPUs to build for, as sm89,sm120; TensorRT-RTX alone.", show_default="all that it has"),
+        typer.Option(
+            help="GPUs to build for, as sm89,sm120: TensorRT-RTX. Of plugins, where it is unknown.",
+            show_default="all that it has",
+        ),
     ] = None,
     strip_weights: Annotated[
         bool, typer.Option("--strip-weights", help="Engines without weights; --portable.")
@@ -107,7 +110,9 @@ def export(
     builder_level: Annotated[
         int | None, typer.Option(help="0 builds fast, 5 runs fast.", show_default="the library's")
     ] = None,
-    attention: Annotated[Attention | None, typer.Option(help="Of engines.", show_default="native")] = None,
+    attention: Annotated[
+        Attention, typer.Option(help="Of engines, native: the library's own; plugin: the package's, for TensorRT.")
+    ] = Attention.NATIVE,
     portable: Annotated[bool, typer.Option("--portable", help="Keep the graphs that eagle-build needs.")] = False,
     capacity: Annotated[int | None, typer.Option(help="Tokens of context.", show_default="2048")] = None,
     prefill_chunk: Annotated[int | None, typer.Option(help="Prompt tokens a pass.", show_default="256")] = None,
@@ -167,10 +172,14 @@ def export(
     chosen_calibrator: Any = None if calibrator is None else calibrator.value
     quantization, build = Quantization(), None
     if backend is Backend.ONNXRUNTIME:
-        if strip_weights or any(option is not None for option in (gpu, builder_level, attention)):
+        if strip_weights or any(option is not None for option in (gpu, builder_level)):
             raise EagleError(
-                "--gpu, --strip-weights, --builder-level and --attention are for --backend tensorrt-rtx and tensorrt: "
-                "leave them out"
+                "--gpu, --strip-weights and --builder-level are for --backend tensorrt-rtx and tensorrt: leave them out"
+            )
+        if attention is Attention.PLUGIN and not portable:
+            raise EagleError(
+                "--attention plugin is for engines of TensorRT, not for --backend onnxruntime: leave it out, choose "
+                "--backend tensorrt, or add --portable for eagle-build to make such engines"
             )
         quantization = Quantization(
             precision=cpu_precision(precision.value),
@@ -190,7 +199,7 @@ def export(
             gpu=gpu,
             strip_weights=strip_weights,
             level=builder_level,
-            attention="native" if attention is None else attention.value,
+            attention=attention.value,
         )
     made_for_gpus = None
     if build is not None or portable:
@@ -199,6 +208,7 @@ def export(
             head_precision=gpu_precision(head_precision.value, backend.value),
             build=build,
             keep_portable=portable,
+            attention=attention.value,
             calibrator=chosen_calibrator,
             calibration_data=calibration_data,
             scales=scales,

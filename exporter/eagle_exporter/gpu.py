@@ -30,6 +30,7 @@ from eagle_exporter.validate import compare_draft, compare_target
 from eagle_graphs import GraphPorts, Profile
 from eagle_graphs.lowering import draft_steps
 from eagle_graphs.lowering.linear import linears
+from eagle_graphs.lowering.plugin_attention import lower_for_plugins
 from eagle_graphs.lowering.products import (
     merge_products,
     quantize_fp8,
@@ -38,7 +39,7 @@ from eagle_graphs.lowering.products import (
     use_half_products,
 )
 from eagle_graphs.lowering.standard import lower_for_standard_onnx
-from eagle_graphs.manifest import PortableGraphs
+from eagle_graphs.manifest import PluginGraphs, PortableGraphs
 from eagle_graphs.tensorrt.bundle import add_engines, log_path, read_manifest, remove_portable
 from eagle_graphs.tensorrt.report import EngineReport
 
@@ -135,7 +136,10 @@ def write_portable(
     *,
     buffer_rows: int,
 ) -> PortableGraphs:
-    """Lowers the merged graphs and writes them into the bundle. The graphs are used up."""
+    """Lowers the merged graphs and writes them into the bundle, all over one file of weights. The graphs are used up.
+
+    Raises EagleError where plugins are asked for and cannot express an attention.
+    """
     below, dtype = f"portable-{options.precision}", ir.DataType[options.dtype.upper()]
     (directory / below).mkdir()
     weights = WeightFile(directory / below)
@@ -150,17 +154,25 @@ def write_portable(
         elif options.precisions[name] == "int4":
             quantize_weights_in_blocks(graph, dtype)
         use_half_products(graph, dtype)
+        lowered = {name: graph}
+        if options.attention == "plugin":
+            lowered[f"{name}-plugin"] = graph.clone()
+            lower_for_plugins(lowered[f"{name}-plugin"], capacity=buffer_rows, dtype=dtype)
         lower_for_standard_onnx(graph, capacity=buffer_rows, dtype=dtype)
-        CommonSubexpressionEliminationPass()(graph)
-        weights.move_out(graph)
-        paths[name] = f"{below}/{name}.onnx"
-        ir.save(graph, directory / paths[name])
+        for stem, model in lowered.items():
+            CommonSubexpressionEliminationPass()(model)
+            weights.move_out(model)
+            paths[stem] = f"{below}/{stem}.onnx"
+            ir.save(model, directory / paths[stem])
     return PortableGraphs(
         precision=options.precision,
         cache_dtype=options.dtype,
         target=paths["target"],
         draft=paths["draft"],
         draft_steps=write_steps(directory, below, original.profiles, original.ports["draft"]),
+        plugin=PluginGraphs(target=paths["target-plugin"], draft=paths["draft-plugin"])
+        if options.attention == "plugin"
+        else None,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Literal, cast, get_args
 
 from eagle_graphs import EagleError
 from eagle_graphs.tensorrt.build import BuildOptions
+from eagle_graphs.tensorrt.library import Attention
 
 GpuPrecision = Literal["fp16", "bf16", "fp8", "int8", "int4"]
 TOLERANCE: dict[GpuPrecision, float] = {"fp16": 0.02, "bf16": 0.1, "fp8": 0.25, "int8": 0.25, "int4": 0.5}
@@ -42,6 +43,8 @@ class GpuOptions:
     """None for portable graphs alone."""
     keep_portable: bool
     """Whether the bundle holds the portable graphs; it does where engines need their weights."""
+    attention: Attention = "native"
+    """"plugin" for graphs with TensorRT's plugins beside the standard ones."""
     calibrator: Literal["minmax", "percentile", "entropy"] | None = None
     """Of fp8's scales; None for minmax."""
     calibration_data: Path | None = None

@@ -146,6 +146,14 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PluginGraphs:
+    """The graphs with the attention of `eagle_graphs.plugin` in them, which TensorRT alone takes."""
+
+    target: str
+    draft: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PortableGraphs:
     """Graphs in standard ONNX, from which eagle-build makes engines where they are to run."""
 
@@ -155,11 +163,14 @@ class PortableGraphs:
     draft: str
     draft_steps: dict[str, tuple[str, ...]]
     """As an engine's."""
+    plugin: PluginGraphs | None = None
+    """The same graphs over the same weights; None where the export was not asked for them."""
 
     @property
     def graphs(self) -> tuple[str, ...]:
         """All its files."""
-        return (self.target, self.draft, *itertools.chain(*self.draft_steps.values()))
+        plugin = () if self.plugin is None else (self.plugin.target, self.plugin.draft)
+        return (self.target, self.draft, *itertools.chain(*self.draft_steps.values()), *plugin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from eagle_graphs.manifest import SCHEMA
 from tests.commands import Outcome, assert_refused, eagle_run
 from tests.conftest import ROOT
 
@@ -167,7 +168,7 @@ def test_the_installed_command_prints_no_traceback(bundle: Path) -> None:
         (b"[" * 100_000, "is not JSON"),
         (b"\xff\xfe", "manifest.json cannot be read"),
         (b"[]", "has no schema number"),
-        (b'{"schema": 99}', "has schema 99, this version reads schema 3"),
+        (b'{"schema": 99}', f"has schema 99, this version reads schema {SCHEMA}"),
     ],
     ids=["empty", "cut", "deep", "not text", "a list", "later"],
 )

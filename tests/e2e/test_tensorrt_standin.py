@@ -10,9 +10,13 @@ import hashlib
 import itertools
 import json
 import math
+import re
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -82,8 +86,12 @@ def entry_of(path: Path) -> FileEntry:
     return FileEntry(size=path.stat().st_size, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-@pytest.fixture
-def opened(bundle: Path) -> Iterator[Callable[[], tuple[Session, CountingMemory]]]:
+Engines = dict[bytes, tuple[Path, list[dict[str, tuple[int, ...]]]]]
+
+
+@pytest.fixture(scope="module")
+def engines(bundle: Path) -> Engines:
+    """What is behind the bundle's engine files."""
     manifest = manifest_from_json((bundle / FILE_NAME).read_text())
     limits, head, target = manifest.limits, manifest.head, manifest.target
     ports = {
@@ -94,7 +102,7 @@ def opened(bundle: Path) -> Iterator[Callable[[], tuple[Session, CountingMemory]
         "target": target_passes(manifest.profiles, limits),
         "draft": draft_passes(manifest.profiles, limits),
     }
-    engines = {
+    engines: Engines = {
         name.encode(): (
             bundle / "portable" / f"{name}.onnx",
             [
@@ -107,19 +115,33 @@ def opened(bundle: Path) -> Iterator[Callable[[], tuple[Session, CountingMemory]
     for name, frozen in frozen_steps(manifest, manifest.portable[0]).items():
         shapes = {port.name: port.shape({}) for port in frozen.ports.inputs}
         engines[Path(name).stem.encode()] = bundle / name, [shapes]
+    return engines
 
-    def open_session() -> tuple[Session, CountingMemory]:
-        memory = CountingMemory()
+
+def open_with(bundle: Path, standin: Any) -> tuple[Session, CountingMemory]:
+    memory = CountingMemory()
+    with playing(standin):
         session = Session(
             open_bundle(bundle), profile="8", threads=None, kernels="auto", drafting="compiled", memory=memory
         )
-        return session, memory
+    return session, memory
 
+
+@contextmanager
+def playing(standin: Any) -> Iterator[None]:
+    """With the stand-in as the only library that is installed."""
     with (
-        mock.patch.object(select, "import_tensorrt", return_value=tensorrt_standin(engines)),
+        mock.patch.object(select, "import_tensorrt", return_value=standin),
         mock.patch("eagle_runtime.session.installed_backends", return_value={"tensorrt-rtx"}),
     ):
-        yield open_session
+        yield
+
+
+@pytest.fixture
+def opened(bundle: Path, engines: Engines) -> Iterator[Callable[[], tuple[Session, CountingMemory]]]:
+    standin = tensorrt_standin(engines)
+    with playing(standin):
+        yield lambda: open_with(bundle, standin)
 
 
 def test_frozen_passes_give_the_text_of_open_shapes_with_onnx_runtime_for_tensorrt(
@@ -193,11 +215,62 @@ def test_sampled_trees_have_passes_of_their_own_with_onnx_runtime_for_tensorrt(
 
 
 def test_an_engine_that_cannot_be_loaded_is_refused_in_one_line_with_onnx_runtime_for_tensorrt(bundle: Path) -> None:
-    with (
-        mock.patch.object(select, "import_tensorrt", return_value=tensorrt_standin({})),
-        mock.patch("eagle_runtime.session.installed_backends", return_value={"tensorrt-rtx"}),
-        pytest.raises(EagleError, match=r"standin 0 cannot load target.engine: the magic tag is another one"),
-    ):
-        Session(
-            open_bundle(bundle), profile="8", threads=None, kernels="auto", drafting="compiled", memory=HostMemory()
-        )
+    with pytest.raises(EagleError, match=r"standin 0 cannot load target.engine: the magic tag is another one"):
+        open_with(bundle, tensorrt_standin({}))
+
+
+@pytest.fixture
+def stripped(bundle: Path, tmp_path: Path) -> Path:
+    """The bundle with engines that have no weights."""
+    out = tmp_path / "bundle"
+    shutil.copytree(bundle, out)
+    change_manifest(out, lambda data: data["engines"][-1].update(weights_stripped=True))
+    return out
+
+
+def change_manifest(bundle: Path, edit: Callable[[Any], object]) -> None:
+    data = json.loads((bundle / FILE_NAME).read_text())
+    edit(data)
+    (bundle / FILE_NAME).write_text(json.dumps(data))
+
+
+def test_an_engine_without_weights_is_given_the_bundle_s_with_onnx_runtime_for_tensorrt(
+    opened: Callable[[], tuple[Session, CountingMemory]], stripped: Path, engines: Engines
+) -> None:
+    options = {"max_new_tokens": 12, "ignore_eos": True}
+    session, _ = opened()
+    refitted, _ = open_with(stripped, tensorrt_standin(engines, stripped=(b"target", b"draft")))
+    with session, refitted:
+        assert refitted.engine.weights_stripped
+        assert refitted.fallback is None
+        assert refitted.generate(PROMPT, **options).token_ids == session.generate(PROMPT, **options).token_ids
+
+
+def test_weights_that_are_missing_are_named_with_onnx_runtime_for_tensorrt(stripped: Path, engines: Engines) -> None:
+    """The head's graph in the target's place: it has none of the target's weights but those that are named alike."""
+    target, draft = (stripped / "portable" / f"{name}.onnx" for name in ("target", "draft"))
+    target.write_bytes(draft.read_bytes())
+    change_manifest(stripped, lambda data: data["files"].update({"portable/target.onnx": asdict(entry_of(target))}))
+    with pytest.raises(EagleError) as refused:
+        open_with(stripped, tensorrt_standin(engines, stripped=(b"target", b"draft")))
+    message = str(refused.value)
+    assert re.search(
+        r"standin 0 cannot put the weights of \S+/portable/target.onnx into its engine: "
+        r"weights are missing: (\S+, ){3}\S+ and \d+ more "
+        r"\(Only successfully refitted some weights, \d+ are left\); build it again with eagle-build",
+        message,
+    ), message
+
+
+def test_the_library_s_reason_is_told_with_onnx_runtime_for_tensorrt(
+    stripped: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standin = tensorrt_standin(engines, stripped=(b"target", b"draft"))
+    monkeypatch.setattr(standin.Refitter, "refit_cuda_engine", lambda self: False)
+    with pytest.raises(EagleError, match=r"into its engine: it gives no reason; build it again"):
+        open_with(stripped, standin)
+
+
+def test_an_engine_that_has_weights_takes_none_with_onnx_runtime_for_tensorrt(stripped: Path, engines: Engines) -> None:
+    with pytest.raises(EagleError, match=r"engine of target.onnx has no weights; it has: build it again"):
+        open_with(stripped, tensorrt_standin(engines))

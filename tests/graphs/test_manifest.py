@@ -16,6 +16,7 @@ from eagle_graphs.manifest import (
     HeadInfo,
     Limits,
     Manifest,
+    PluginGraphs,
     PortableGraphs,
     Source,
     TargetInfo,
@@ -55,6 +56,9 @@ def engine(kernels: Literal["native", "stock"]) -> Engine:
         draft_steps={},
         exactness=NEAR_TIE,
     )
+
+
+PORTABLE = PortableGraphs(precision="fp16", cache_dtype="float16", target=FILES[0], draft=FILES[1], draft_steps={})
 
 
 def manifest(**changes: Any) -> Manifest:
@@ -118,11 +122,12 @@ def refusal(edit: Callable[[Any], object]) -> str:
         manifest(default_profile="plain"),
         manifest(profiles=(), default_profile="plain", engines=(), versions={}),
         manifest(engines=(replace(engine("stock"), draft_rounds={}),)),
+        manifest(portable=(PORTABLE, replace(PORTABLE, plugin=PluginGraphs(target=FILES[0], draft=FILES[1])))),
         manifest(tokenizer=TokenizerFiles(tokenizer=FILES[2], chat_template=None, special_tokens={})),
         manifest(versions={"größe": 'a "quoted" \\ line\n', "": ""}),
         manifest(engines=(replace(engine("stock"), exactness=replace(NEAR_TIE, logit_gap=0.1 + 0.2)),)),
     ],
-    ids=["full", "plain by default", "only plain", "no rounds", "no template", "odd text", "float"],
+    ids=["full", "plain by default", "only plain", "no rounds", "portable", "no template", "odd text", "float"],
 )
 def test_round_trip(written: Manifest) -> None:
     read = manifest_from_json(written.to_json())
@@ -388,6 +393,12 @@ def test_a_file_that_is_not_listed_is_refused(place: tuple[str | int, ...]) -> N
         at(data, *above)[last] = "../elsewhere"
 
     assert "names '../elsewhere' but does not list it among its files" in refusal(edit)
+
+
+@pytest.mark.parametrize("changes", [{"target": "x"}, {"plugin": PluginGraphs(target=FILES[0], draft="x")}])
+def test_a_portable_graph_that_is_not_listed_is_refused(changes: Any) -> None:
+    with pytest.raises(EagleError, match="names 'x' but does not list it among its files"):
+        manifest(portable=(replace(PORTABLE, **changes),))
 
 
 OUTSIDE = [

@@ -1,4 +1,6 @@
-"""The lowering to the plugins: what it passes them, and the mask that it packs in the graph."""
+"""The lowering to the plugins: what it passes them, what a GPU adds, and the mask that is packed in the graph."""
+
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -7,7 +9,7 @@ import pytest
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from eagle_graphs import EagleError, tree_attention
-from eagle_graphs.lowering.plugin_attention import use_plugin_attention
+from eagle_graphs.lowering.plugin_attention import lower_for_plugins, onnx_for_gpu
 from eagle_graphs.plugin.masks import pack_mask
 
 FLOAT, BOOL, INT64 = ir.DataType.FLOAT, ir.DataType.BOOL, ir.DataType.INT64
@@ -41,23 +43,39 @@ def neutral(**attributes: float) -> ir.Model:
 
 def lowered(**attributes: float) -> ir.Model:
     model = neutral(**attributes)
-    use_plugin_attention(model, dtype=ir.DataType.FLOAT16, new_rows=60, split_rows=256, capability=89)
+    lower_for_plugins(model, capacity=512, dtype=ir.DataType.FLOAT16)
     return model
+
+
+def told(node: ir.Node) -> dict[str, object]:
+    return {name: attribute.value for name, attribute in node.attributes.items()}
 
 
 def test_an_attention_becomes_two_plugins() -> None:
     model = lowered(softcap=30.0, sliding_window=100)
     attend, combine = (node for node in model.graph if node.domain == "eagle")
-    told = {name: attribute.value for name, attribute in attend.attributes.items()}
-    shared = {"sliding_window": 100, "split_rows": 256, "capability": 89}
-    found = {"plugin_namespace": "eagle", "plugin_version": "1"}
-    assert told == {"scale": 0.25, "softcap": 30.0, "new_rows": 60} | shared | found
-    assert {name: attribute.value for name, attribute in combine.attributes.items()} == shared | found
+    shared = {"sliding_window": 100, "plugin_namespace": "eagle", "plugin_version": "1"}
+    assert told(attend) == {"scale": 0.25, "softcap": 30.0} | shared
+    assert told(combine) == shared
+    assert (attend.name, combine.name) == ("attention.0", "attention.0.combine")
     assert [value.name for value in model.graph.outputs] == ["out", "present_key", "present_value"]
     assert [attend.outputs[i].name for i in (2, 3)] == ["present_key", "present_value"]
     assert [value.dtype for value in model.graph.outputs] == [FLOAT, ir.DataType.FLOAT16, ir.DataType.FLOAT16]
     assert [attend.inputs[i].name for i in (3, 4, 6)] == ["past_key", "past_value", "kv_length"]
     assert [combine.inputs[i] for i in range(3)] == [*attend.outputs[:2], attend.inputs[6]]
+
+
+def test_a_gpu_tells_the_plugins_what_it_is(tmp_path: Path) -> None:
+    ir.save(lowered(), tmp_path / "graph.onnx")
+    small = {"capability": 87, "multiprocessors": 1}
+    for gpu, split_rows in ((small, 512), ({"capability": 120, "multiprocessors": 170}, 256)):
+        built = onnx_for_gpu(tmp_path / "graph.onnx", new_rows=60, **gpu)
+        (tmp_path / "built.onnx").write_bytes(built)
+        attend, combine = (node for node in ir.load(tmp_path / "built.onnx").graph if node.domain == "eagle")
+        added = {"split_rows": split_rows, "capability": gpu["capability"]}
+        assert told(attend).items() >= (added | {"new_rows": 60}).items()
+        assert told(combine).items() >= added.items()
+        assert "new_rows" not in told(combine)
 
 
 @pytest.mark.parametrize(("new", "after"), [(1, 1), (4, 4), (60, 60), (64, 64), (8, 24), (5, 70)])
@@ -73,6 +91,8 @@ def test_words_and_rows_that_the_graph_computes(new: int, after: int) -> None:
     model.graph.outputs[:] = [words, write_row]
     RemoveUnusedNodesPass()(model)
     model.graph.inputs[:] = [value for value in model.graph.inputs if value.name in ("tree_mask", "kv_length")]
+    for value in model.graph.inputs:
+        value.shape = ir.Shape(PORTS[value.name or ""][1])  # two slots
     del model.opset_imports["eagle"]
     mask = np.random.default_rng(0).random((2, new, after)) < 0.5
     session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
@@ -84,4 +104,13 @@ def test_words_and_rows_that_the_graph_computes(new: int, after: int) -> None:
 
 def test_a_type_without_kernels_is_said() -> None:
     with pytest.raises(EagleError, match="got FLOAT, expected FLOAT16 or BFLOAT16: use --attention native"):
-        use_plugin_attention(neutral(), dtype=FLOAT, new_rows=60, split_rows=256, capability=89)
+        lower_for_plugins(neutral(), capacity=512, dtype=FLOAT)
+
+
+def test_an_attention_beyond_the_kernels_is_said() -> None:
+    model = neutral()
+    for value in model.graph.inputs:
+        if value.name in ("past_key", "past_value"):
+            value.shape = ir.Shape(["B", 2, 512, 320])
+    with pytest.raises(EagleError, match="heads of 320 numbers, expected up to 256: use --attention native"):
+        lower_for_plugins(model, capacity=512, dtype=ir.DataType.FLOAT16)

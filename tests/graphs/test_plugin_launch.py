@@ -57,7 +57,7 @@ def test_every_row_and_every_committed_row_has_a_program() -> None:
     [(1, 4096, 108, 256), (1, 131072, 132, 4032), (64, 4096, 108, 4096), (1, 100, 108, 256)],
 )
 def test_splits_fill_the_gpu(slots: int, capacity: int, multiprocessors: int, expected: int) -> None:
-    assert split_rows_for(LLAMA, slots=slots, capacity=capacity, multiprocessors=multiprocessors) == expected
+    assert split_rows_for(LLAMA.kv_heads, slots=slots, capacity=capacity, multiprocessors=multiprocessors) == expected
 
 
 @pytest.mark.parametrize(

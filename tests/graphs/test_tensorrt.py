@@ -55,14 +55,14 @@ def layer(
     return LAYER.format(name=name, kind=kind, reads=reads, weights=weights, mark=mark, nodes=metadata)
 
 
-def built(*layers: str) -> Built:
+def built(*layers: str, attention: Any = "native") -> Built:
     messages = [
         "Total Activation Memory: 256 bytes",
         "Total Activation Memory: 512 bytes",
         "Total Weights Memory: 1024 bytes",
         "\n".join(["Layers:", *layers, TENSORS]),
     ]
-    network = Network(attentions=("attention.0",), products=("a", "b"), quantized=frozenset({"a"}))
+    network = Network(attention=attention, attentions=("attention.0",), products=("a", "b"), quantized=frozenset({"a"}))
     return Built(size=2048, network=network, description=description_from_log(messages))
 
 
@@ -99,6 +99,14 @@ def test_what_fell_apart_is_named() -> None:
         "target, tree 5: 1 of 1 attentions fell apart into several kernels (attention.0)",
         "target, tree 5: the quantized weights of 1 products are unpacked in each pass (a)",
     ]
+
+
+def test_a_plugin_is_an_attention_in_one_piece() -> None:
+    layers = (*FUSED[:1], layer("attention.0", "attention.0", kind="PluginV3"), *FUSED[2:4])
+    report = report_from_engine("target", PASSES, built(*layers, attention="plugin"))
+    assert report.attention == "plugin"
+    assert report.problems() == []
+    assert [each.attentions for each in report.passes] == [1, 1]
 
 
 def test_shapes_that_are_not_frozen_are_refused() -> None:
@@ -171,10 +179,18 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             library.import_tensorrt(backend)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("backend", ["tensorrt-rtx", "tensorrt"])
-def test_the_plugin_is_refused(backend: Any) -> None:
-    with pytest.raises(EagleError, match=r"--attention plugin.*use --attention native"):
-        library.check_attention(backend, "plugin")
+def test_attentions_that_can_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    for backend in ("tensorrt-rtx", "tensorrt"):
+        library.check_attention(backend, "native")  # type: ignore[arg-type]
+    with pytest.raises(EagleError, match=r"--attention plugin is not for .*: use --attention native"):
+        library.check_attention("tensorrt-rtx", "plugin")
+    monkeypatch.setattr(library, "find_spec", lambda name: object())
+    library.check_attention("tensorrt", "plugin")
+    monkeypatch.setattr(library, "find_spec", lambda name: None)
+    with pytest.raises(
+        EagleError, match=r"needs triton and onnx_ir, .*not installed: pip install 'eagle-aot\[plugin\]'"
+    ):
+        library.check_attention("tensorrt", "plugin")
 
 
 def test_the_portable_graphs_to_build_from() -> None:

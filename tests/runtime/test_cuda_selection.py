@@ -11,10 +11,10 @@ from unittest import mock
 import pytest
 
 from eagle_graphs import EagleError, Manifest
-from eagle_graphs.manifest import Engine, PortableGraphs
+from eagle_graphs.manifest import Engine, PluginGraphs, PortableGraphs
 from eagle_runtime import Session
 from eagle_runtime.engines.onnxruntime_device import CUDA_PROVIDER, check_cuda_provider, providers
-from eagle_runtime.engines.select import Backend, installed_backends, select_cuda_engine, select_engine
+from eagle_runtime.engines.select import Backend, installed_backends, select_cuda_engine, select_engine, weights_of
 from tests.commands import assert_refused, eagle_run
 from tests.graphs.test_manifest import engine, manifest
 
@@ -45,12 +45,23 @@ def test_an_engine_for_another_gpu_is_passed_over_and_that_is_said() -> None:
     assert choose(manifest(engines=(first, second))) == (second, "its tensorrt-rtx engine is for sm120, not sm89")
 
 
-def test_a_stripped_engine_is_passed_over() -> None:
-    chosen, reason = choose(manifest(engines=(rtx("sm89", weights_stripped=True),), portable=(PORTABLE,)))
-    assert (chosen.backend, reason) == (
-        "onnxruntime",
-        "its tensorrt-rtx engine has no weights, and this version does not put them in",
-    )
+def test_an_engine_without_weights_runs_where_the_bundle_has_them() -> None:
+    stripped = rtx("sm89", weights_stripped=True)
+    assert choose(manifest(engines=(stripped,), portable=(PORTABLE,))) == (stripped, None)
+    without = "engine has no weights, nor has the bundle the graphs that it takes them from"
+    for other in (replace(stripped, precision="int8"), replace(stripped, kernels="plugin")):
+        chosen, reason = choose(manifest(engines=(other,), portable=(PORTABLE,)))
+        assert (chosen.backend, reason) == ("onnxruntime", f"its tensorrt-rtx {without}")
+    with pytest.raises(EagleError, match=without):
+        choose(manifest(engines=(stripped,)))
+
+
+def test_an_engine_takes_the_weights_of_the_graph_that_it_was_built_from() -> None:
+    graphs = PluginGraphs(target=CPU.target, draft=CPU.draft)
+    made = manifest(portable=(PORTABLE, replace(PORTABLE, precision="int8", plugin=graphs)))
+    assert weights_of(made, rtx("sm89")) == PORTABLE
+    assert weights_of(made, rtx("sm89", precision="int8", kernels="plugin")) == graphs
+    assert weights_of(made, rtx("sm89", precision="fp8")) is None
 
 
 def test_portable_graphs_run_in_onnx_runtime() -> None:

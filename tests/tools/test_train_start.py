@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tests.models import HIDDEN, LAYERS, VOCAB, write_tiny_model
 from tests.tools.training import TAPS, answers_of, batch_of, cached, head_for, write_data
 from tools.train.ablations import VARIANTS
 from tools.train.answers import HELD_OUT, Answer
-from tools.train.features import FreshFeatures
+from tools.train.features import FeatureCache, FreshFeatures
 from tools.train.known import load_weights, shape_from_spec
 from tools.train.model import Eagle1, Eagle3, Kind
 from tools.train.objective import tapped_for
@@ -147,6 +148,21 @@ def test_features_are_the_same_from_the_file_and_anew(model: LlamaForCausalLM, t
     for one, other, number in zip(fresh.of([3, 1]), kept.of([3, 1]), (3, 1), strict=True):
         assert len(one) == len(answers[number].tokens)
         torch.testing.assert_close(one, other, atol=0, rtol=0.01)  # other rows share its pass
+
+
+def test_a_complete_file_of_features_serves_a_head_that_reads_some_of_them(
+    model: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    answers = answers_of(model, 4)
+    of_eagle3 = cached(tmp_path, model, answers[:3], "eagle3")
+    find = partial(FeatureCache.find, tmp_path, layers=LAYERS, hidden=HIDDEN)
+    assert find(answers, (LAYERS,)).done == 0, "the other file lacks an answer"
+    found = find(answers[:3], (LAYERS,))
+    assert (found.path, found.row, found.done) == (of_eagle3.path, (2, HIDDEN), 3)
+    for own, whole in zip(found.of([2, 0]), of_eagle3.of([2, 0]), strict=True):
+        assert torch.equal(own, whole[:, [-1, -1]])
+    assert find(answers[:3], TAPS).path == of_eagle3.path
+    assert find(answers[:3], (*TAPS, LAYERS + 1)).done == 0
 
 
 def test_ablations_train_each_variant_on_as_many_tokens(

@@ -51,26 +51,54 @@ class FreshFeatures:
 class FeatureCache:
     """Read from the file."""
 
-    def __init__(self, directory: Path, answers: Sequence[Answer], taps: Sequence[int], hidden: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        answers: Sequence[Answer],
+        taps: Sequence[int],
+        hidden: int,
+        *,
+        columns: Sequence[int] | None = None,
+    ) -> None:
+        """taps: of the file. columns: of its rows those that are read; None for all."""
         self.path = directory / f"features-{'-'.join(map(str, taps))}.bf16"
-        self.row = (len(taps) + 1, hidden)
+        self._file_row = (len(taps) + 1, hidden)
+        self._columns = slice(None) if columns is None else list(columns)
+        self.row = (len(taps) + 1 if columns is None else len(columns), hidden)
         self._starts = [0, *accumulate(len(answer.tokens) for answer in answers)]
         self._answers, self._taps = answers, tuple(taps)
         self._map: np.ndarray | None = None
+
+    @classmethod
+    def find(
+        cls, directory: Path, answers: Sequence[Answer], taps: Sequence[int], *, layers: int, hidden: int
+    ) -> FeatureCache:
+        """The cache of these taps of a target of `layers` layers, or a complete one that has all of them.
+
+        EAGLE-1's only hidden state is the last of EAGLE-3's: a head of either kind can use the other's passes.
+        """
+        own = cls(directory, answers, taps, hidden)
+        if own.done < len(answers):
+            for path in sorted(directory.glob("features-*.bf16")):
+                held = [*map(int, path.stem.split("-")[1:])]
+                if {*taps} <= {*held, layers} and cls(directory, answers, held, hidden).done == len(answers):
+                    columns = [[*held, layers].index(layer) for layer in (*taps, layers)]
+                    return cls(directory, answers, held, hidden, columns=columns)
+        return own
 
     @property
     def done(self) -> int:
         """Conversations that the file holds in full."""
         if not self.path.exists():
             return 0
-        rows = self.path.stat().st_size // (2 * self.row[0] * self.row[1])
+        rows = self.path.stat().st_size // (2 * self._file_row[0] * self._file_row[1])
         return sum(1 for end in self._starts[1:] if end <= rows)
 
     def fill(self, model: PreTrainedModel, progress: Callable[[int], None] = lambda _tokens: None) -> None:
         """Computes what the file lacks. `model` runs as it is: its dtype, device and attention are the caller's."""
         done = self.done
         with self.path.open("ab") as file:
-            file.truncate(2 * self._starts[done] * self.row[0] * self.row[1])
+            file.truncate(2 * self._starts[done] * self._file_row[0] * self._file_row[1])
             for start in range(done, len(self._answers), SORTED):
                 part = self._answers[start : start + SORTED]
                 for states in hidden_states(model, [answer.tokens for answer in part], self._taps):
@@ -80,8 +108,8 @@ class FeatureCache:
 
     def of(self, numbers: Sequence[int]) -> list[torch.Tensor]:
         if self._map is None:
-            self._map = np.memmap(self.path, np.int16, mode="r").reshape(-1, *self.row)
-        parts = [self._map[self._starts[number] : self._starts[number + 1]] for number in numbers]
+            self._map = np.memmap(self.path, np.int16, mode="r").reshape(-1, *self._file_row)
+        parts = [self._map[self._starts[number] : self._starts[number + 1], self._columns] for number in numbers]
         return [torch.from_numpy(np.array(part)).view(torch.bfloat16) for part in parts]
 
 

@@ -99,7 +99,8 @@ def _features(
     bf16 = options.training.bf16
     if not options.cache:
         return FreshFeatures(model, answers, taps, bf16=bf16)
-    cache = FeatureCache(options.data, answers, taps, int(target.config.hidden_size))
+    hidden = int(target.config.hidden_size)
+    cache = FeatureCache.find(options.data, answers, taps, layers=target.kv.layers, hidden=hidden)
     done = cache.done
     if done < len(answers):
         total = sum(len(answer.tokens) for answer in answers)

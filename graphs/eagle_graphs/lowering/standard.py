@@ -35,9 +35,7 @@ def lower_for_standard_onnx(model: ir.Model, *, capacity: int, dtype: ir.DataTyp
     """
     CommonSubexpressionEliminationPass()(model)
     graph = model.graph
-    for value in (*graph.inputs, *graph.outputs):
-        assert value.shape is not None
-        value.shape = ir.Shape([{"B": 1, "C": capacity}.get(str(axis), axis) for axis in value.shape])
+    fix_cache(graph, capacity)
     rewriter = Rewriter(graph)
     masks = _Masks(rewriter, graph, capacity)
     nodes = [node for node in graph if (node.domain, node.op_type) == (tree_attention.DOMAIN, tree_attention.NAME)]
@@ -46,6 +44,13 @@ def lower_for_standard_onnx(model: ir.Model, *, capacity: int, dtype: ir.DataTyp
     model.opset_imports[""] = OPSET
     RemoveUnusedNodesPass()(model)
     RemoveUnusedOpsetsPass()(model)
+
+
+def fix_cache(graph: ir.Graph, capacity: int) -> None:
+    """Gives the graph's ports one slot (B) and a cache of `capacity` rows (C)."""
+    for value in (*graph.inputs, *graph.outputs):
+        assert value.shape is not None
+        value.shape = ir.Shape([{"B": 1, "C": capacity}.get(str(axis), axis) for axis in value.shape])
 
 
 class _Masks:

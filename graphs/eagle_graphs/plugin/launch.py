@@ -82,12 +82,12 @@ def tiles_of_height(attention: Attention, block_m: int) -> Tiles:
     )
 
 
-def split_rows_for(attention: Attention, *, slots: int, capacity: int, multiprocessors: int) -> int:
+def split_rows_for(kv_heads: int, *, slots: int, capacity: int, multiprocessors: int) -> int:
     """Committed rows of a split, a multiple of 64: enough splits for two programs a multiprocessor.
 
     Does not depend on the number of new rows, so that plain decoding and trees of every size share their splits.
     """
-    splits = -(-2 * multiprocessors // (slots * attention.kv_heads))
+    splits = -(-2 * multiprocessors // (slots * kv_heads))
     return max(_LEAST_SPLIT, _round_up(-(-capacity // splits), 64))
 
 

@@ -11,14 +11,23 @@ ALIASED_PLUGIN_IO_10_03, and the runtime binds one buffer to both. TensorRT-RTX 
 TensorRT passes a kernel its inputs, then integers, then its outputs: the order of the kernels' parameters. On the
 device that it builds for, it times the tile heights and keeps the fastest ("tactics").
 
-Importing this module registers the plugins.
+An attribute is an array of one number: TensorRT hands over every attribute as an array, and its own conversion of one
+that is declared as `int` or `float` fails from NumPy 2.4 on (tensorrt/plugin/_lib.py, create_plugin).
+
+    scale, softcap, sliding_window   those of the op; 0 for no cap, no window
+    new_rows     rows of the largest pass: no higher tile is tried
+    split_rows   committed rows of a split: `launch.split_rows_for`
+    capability   ten times the compute capability of the GPU: 89 for 8.9
+
+Importing this module registers the plugins, once in a process.
 """
 
 # No `from __future__ import annotations`: TensorRT reads the plugins' annotations as types.
 
-from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tensorrt as trt
 import tensorrt.plugin as trtp
 
@@ -26,43 +35,8 @@ from eagle_graphs.plugin.compile import CompiledKernel, DType, compile_attend, c
 from eagle_graphs.plugin.launch import Attention, tile_heights
 
 Implementation = tuple[str, str, trtp.KernelLaunchParams, trtp.SymIntExprs]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Build:
-    """What the plugins of a layer are built for."""
-
-    new_rows: int
-    """Rows of the largest pass: no higher tile is tried."""
-    split_rows: int
-    """Committed rows of a split: `launch.split_rows_for`."""
-    capability: int
-    """Ten times the compute capability of the GPU: 89 for 8.9."""
-
-
-def add_tree_attention(
-    network: Any, attention: Attention, build: Build, tensors: tuple[Any, ...], sinks: Any
-) -> tuple[Any, Any, Any]:
-    """Adds one attention to a network.
-
-    Args:
-        network: a strongly typed `tensorrt.INetworkDefinition`.
-        attention: the layer's attention.
-        build: what its plugins are built for.
-        tensors: query, key, value, past_key, past_value, words, kv_length and write_row.
-        sinks: [Hq] in the queries' type; minus infinity where the model has none.
-
-    Returns:
-        out [B, Q, Hq, D], present_key and present_value.
-    """
-    shared = {"sliding_window": attention.sliding_window, "split_rows": build.split_rows}
-    attend_only = {"scale": attention.scale, "softcap": attention.softcap, "new_rows": build.new_rows}
-    capability = {"capability": build.capability}
-    parts = network.add_plugin(trtp.op.eagle.attend(*tensors, **attend_only, **shared, **capability), aot=True)
-    partial, statistics, present_key, present_value = (parts.get_output(index) for index in range(4))
-    kv_length = tensors[6]
-    combine = trtp.op.eagle.combine(partial, statistics, kv_length, sinks, **shared, **capability)
-    return network.add_plugin(combine, aot=True).get_output(0), present_key, present_value
+Integer = npt.NDArray[np.int64]
+Real = npt.NDArray[np.float64]
 
 
 @trtp.register("eagle::attend")
@@ -75,16 +49,16 @@ def describe_attend(
     words: trtp.TensorDesc,
     kv_length: trtp.TensorDesc,
     write_row: trtp.TensorDesc,
-    scale: float,
-    softcap: float,
-    new_rows: int,
-    sliding_window: int,
-    split_rows: int,
-    capability: int,
+    scale: Real,
+    softcap: Real,
+    new_rows: Integer,
+    sliding_window: Integer,
+    split_rows: Integer,
+    capability: Integer,
 ) -> tuple[trtp.TensorDesc, trtp.TensorDesc, trtp.TensorDesc, trtp.TensorDesc]:
     """Shapes and types of the outputs."""
     slots, heads, rows, width = query.shape_expr
-    splits = trtp.cdiv(past_key.shape_expr[2], split_rows)
+    splits = trtp.cdiv(past_key.shape_expr[2], int(split_rows[0]))
     partial = trtp.from_shape_expr((slots, rows, heads, splits, width), dtype=trt.float32)
     statistics = trtp.from_shape_expr((slots, rows, heads, splits, 2), dtype=trt.float32)
     return partial, statistics, past_key.aliased(), past_value.aliased()
@@ -93,7 +67,7 @@ def describe_attend(
 @trtp.autotune("eagle::attend")
 def choices_of_attend(query, key, value, past_key, past_value, words, kv_length, write_row, new_rows, outputs):
     """Types, and the tile heights to try."""
-    heights = tile_heights(int(query.shape[1]) // int(key.shape[1]), int(query.shape[3]), new_rows)
+    heights = tile_heights(int(query.shape[1]) // int(key.shape[1]), int(query.shape[3]), int(new_rows[0]))
     rows, integers, parts = ["FP16|BF16"], ["INT64"], ["FP32"]
     types = ", ".join(rows * 5 + integers * 3 + parts * 2 + rows * 2)
     return [trtp.AutoTuneCombination(types, "LINEAR", heights)]
@@ -119,22 +93,23 @@ def implement_attend(
     tactic,
 ) -> Implementation:
     """The kernel in tiles of height `tactic`, and its launch."""
+    split = int(split_rows[0])
     attention = Attention(
         query_heads=int(query.shape[1]),
         kv_heads=int(key.shape[1]),
         head_dim=int(query.shape[3]),
-        scale=scale,
-        softcap=softcap,
-        sliding_window=sliding_window,
+        scale=float(scale[0]),
+        softcap=float(softcap[0]),
+        sliding_window=int(sliding_window[0]),
     )
     kernel = compile_attend(
-        attention, capability, block_m=tactic, split_rows=split_rows, split=True, dtype=_dtype(query)
+        attention, int(capability[0]), block_m=tactic, split_rows=split, split=True, dtype=_dtype(query)
     )
     slots, _, rows, _ = query.shape_expr
     capacity = past_key.shape_expr[2]
     grid = (
         trtp.cdiv(rows * attention.group, tactic),
-        trtp.cdiv(capacity, split_rows),
+        trtp.cdiv(capacity, split),
         slots * attention.kv_heads,
     )
     return _implementation(kernel, grid, (rows, words.shape_expr[2], capacity))
@@ -146,9 +121,9 @@ def describe_combine(
     statistics: trtp.TensorDesc,
     kv_length: trtp.TensorDesc,
     sinks: trtp.TensorDesc,
-    sliding_window: int,
-    split_rows: int,
-    capability: int,
+    sliding_window: Integer,
+    split_rows: Integer,
+    capability: Integer,
 ) -> trtp.TensorDesc:
     """Shape and type of the output."""
     slots, rows, heads, _, width = partial.shape_expr
@@ -168,12 +143,12 @@ def implement_combine(
     """The kernel and its launch."""
     heads, splits, head_dim = (int(partial.shape[axis]) for axis in (2, 3, 4))
     kernel = compile_combine(
-        capability,
+        int(capability[0]),
         query_heads=heads,
         head_dim=head_dim,
-        sliding_window=sliding_window,
+        sliding_window=int(sliding_window[0]),
         splits=splits,
-        split_rows=split_rows,
+        split_rows=int(split_rows[0]),
         sinks=True,
         dtype=_dtype(sinks),
     )

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +17,8 @@ from eagle_graphs.errors import EagleError
 from eagle_graphs.passes import Pass
 from eagle_graphs.ports import GraphPorts
 from eagle_graphs.tensorrt.description import Description, description_from_log
-from eagle_graphs.tensorrt.library import Backend, check_attention, choose_architectures, import_tensorrt
+from eagle_graphs.tensorrt.gpu import Gpu, choose_gpu
+from eagle_graphs.tensorrt.library import Attention, Backend, check_attention, choose_architectures, import_tensorrt
 
 LARGEST_TENSOR = 2**31 - 1
 """Numbers that a tensor may hold."""
@@ -33,6 +35,13 @@ class BuildOptions:
     """Leave out the weights, which are put in again when the engine is loaded."""
     level: int | None = None
     """Optimization level, 0 to 5; None for the library's own."""
+    plugin_gpu: Gpu | None = None
+    """The GPU that the attention's plugins are compiled for; None for the library's own attention."""
+
+    @property
+    def attention(self) -> Attention:
+        """Whose attention the engine has."""
+        return "native" if self.plugin_gpu is None else "plugin"
 
     def __post_init__(self) -> None:
         if self.level is not None and not 0 <= self.level <= 5:
@@ -40,19 +49,21 @@ class BuildOptions:
 
 
 def build_options(
-    backend: Backend, *, precision: str, gpu: str | None, strip_weights: bool, level: int | None, attention: str
+    backend: Backend, *, precision: str, gpu: str | None, strip_weights: bool, level: int | None, attention: Attention
 ) -> BuildOptions:
     """The options that a command names. gpu: "sm89,sm120", or None for all that the library builds for.
 
-    Raises EagleError where the library is missing or cannot build so.
+    Raises EagleError where the library, or what plugins need, is missing, or cannot build so.
     """
     check_attention(backend, attention)
-    asked = () if gpu is None else tuple(dict.fromkeys(gpu.split(",")))
+    plugin_gpu = choose_gpu(gpu) if attention == "plugin" else None
+    asked = () if gpu is None or plugin_gpu is not None else tuple(dict.fromkeys(gpu.split(",")))
     return BuildOptions(
         backend=backend,
         architectures=choose_architectures(backend, asked, precision),
         strip_weights=strip_weights,
         level=level,
+        plugin_gpu=plugin_gpu,
     )
 
 
@@ -76,6 +87,8 @@ class Progress(Protocol):
 class Network:
     """The nodes of the graph that a report follows into the engine, by name."""
 
+    attention: Attention
+    """Whose it is."""
     attentions: tuple[str, ...]
     products: tuple[str, ...]
     quantized: frozenset[str]
@@ -118,7 +131,7 @@ def build_engine(
     """Builds the engine file `engine` from the ONNX file `graph`.
 
     Args:
-        graph: in standard ONNX, its weights beside it.
+        graph: in standard ONNX, its weights beside it; its attention in plugins where the options name a GPU for them.
         engine: file to write.
         ports: of the graph.
         passes: one for each optimization profile, in their order.
@@ -137,10 +150,9 @@ def build_engine(
     stops: list[BaseException] = []
     logger = _logger(trt, log, stops)
     builder = trt.Builder(logger)
-    flag = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)  # later versions know no other kind
-    network = builder.create_network(0 if flag is None else 1 << int(flag))
+    network = builder.create_network(_network_flags(trt, options))
     parser = trt.OnnxParser(network, logger)
-    if not parser.parse_from_file(str(graph)):
+    if not parser.parse(_onnx(graph, passes, options), str(graph)):
         raise EagleError(f"{_library(trt)} cannot read {graph.name}: {_parser_error(parser)}")
     config = _config(trt, builder, options)
     config.progress_monitor = _monitor(trt, progress, stops)
@@ -160,7 +172,7 @@ def build_engine(
     engine.write_bytes(serialized)
     return Built(
         size=engine.stat().st_size,
-        network=_network(trt, network),
+        network=_network(trt, network, options.attention),
         description=description_from_log(log.messages),
     )
 
@@ -180,6 +192,32 @@ def _check_sizes(shapes: Sequence[dict[str, tuple[int, ...]]], capacity: int) ->
         )
 
 
+def _network_flags(trt: Any, options: BuildOptions) -> int:
+    kinds = trt.NetworkDefinitionCreationFlag
+    strongly_typed = getattr(kinds, "STRONGLY_TYPED", None)  # later versions know no other kind
+    flags = [] if strongly_typed is None else [strongly_typed]
+    if options.plugin_gpu is not None:
+        ahead_of_time = getattr(kinds, "PREFER_AOT_PYTHON_PLUGINS", None)
+        if ahead_of_time is None:
+            raise EagleError(
+                f"{_library(trt)} takes no plugins that are compiled ahead of time: install a later version, or use "
+                "--attention native"
+            )
+        flags.append(ahead_of_time)
+    return sum(1 << int(flag) for flag in flags)
+
+
+def _onnx(graph: Path, passes: Sequence[Pass], options: BuildOptions) -> bytes:
+    """What the parser reads. Plugins are registered, and told what they are for."""
+    if (gpu := options.plugin_gpu) is None:
+        return graph.read_bytes()
+    from eagle_graphs.lowering.plugin_attention import onnx_for_gpu  # onnx-ir and Triton are needed here alone
+
+    import_module("eagle_graphs.plugin.tensorrt_plugin")  # which registers the plugins
+    new_rows = max(each.rows for each in passes)
+    return onnx_for_gpu(graph, new_rows=new_rows, capability=gpu.capability, multiprocessors=gpu.multiprocessors)
+
+
 def _config(trt: Any, builder: Any, options: BuildOptions) -> Any:
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # or an engine does not say what it is made of
@@ -192,10 +230,12 @@ def _config(trt: Any, builder: Any, options: BuildOptions) -> Any:
     if options.strip_weights:
         config.set_flag(trt.BuilderFlag.STRIP_PLAN)
         config.set_flag(trt.BuilderFlag.REFIT_IDENTICAL)
+    if options.plugin_gpu is not None:
+        config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)  # caches are written in place
     return config
 
 
-def _network(trt: Any, network: Any) -> Network:
+def _network(trt: Any, network: Any, attention: Attention) -> Network:
     layers = [network.get_layer(index) for index in range(network.num_layers)]
     makers = {layer.get_output(i).name: layer for layer in layers for i in range(layer.num_outputs)}
     kinds = trt.LayerType
@@ -207,13 +247,16 @@ def _network(trt: Any, network: Any) -> Network:
             maker = makers.get(maker.get_input(0).name)
         return maker is not None and maker.type == kinds.DEQUANTIZE
 
+    def is_attention(layer: Any) -> bool:
+        """An attention is one layer, a plugin and what brings its parts together, or products written out."""
+        if attention == "plugin":
+            return layer.type == kinds.PLUGIN_V3 and not layer.name.endswith(".combine")
+        return layer.type == kinds.ATTENTION_INPUT or (layer in products and layer.name.startswith("attention."))
+
     suffix = "_AttentionInput"
     return Network(
-        attentions=tuple(
-            layer.name.removesuffix(suffix)
-            for layer in layers
-            if layer.type == kinds.ATTENTION_INPUT or (layer in products and layer.name.startswith("attention."))
-        ),
+        attention=attention,
+        attentions=tuple(layer.name.removesuffix(suffix) for layer in layers if is_attention(layer)),
         products=tuple(layer.name for layer in products),
         quantized=frozenset(layer.name for layer in products if is_dequantized(layer.get_input(1))),
     )

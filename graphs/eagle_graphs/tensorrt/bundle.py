@@ -23,13 +23,14 @@ from eagle_graphs.manifest import (
     Exactness,
     FileEntry,
     Manifest,
+    PluginGraphs,
     PortableGraphs,
     manifest_from_json,
 )
 from eagle_graphs.passes import STEP, Pass, draft_passes, target_passes
 from eagle_graphs.ports import GraphPorts, draft_ports, target_ports
 from eagle_graphs.tensorrt.build import BuildLog, BuildOptions, Progress, build_engine
-from eagle_graphs.tensorrt.library import import_tensorrt
+from eagle_graphs.tensorrt.library import Attention, import_tensorrt
 from eagle_graphs.tensorrt.report import EngineReport, report_from_engine
 
 REPORT = "report.json"
@@ -98,12 +99,24 @@ def choose_portable(manifest: Manifest, precision: str | None) -> PortableGraphs
     return held[precision]
 
 
+def graphs_for(portable: PortableGraphs, attention: Attention) -> PortableGraphs | PluginGraphs:
+    """The graphs of target and head with this attention. Raises EagleError where the bundle has none with plugins."""
+    if attention == "native":
+        return portable
+    if portable.plugin is None:
+        raise EagleError(
+            f"--attention plugin: the bundle's portable graphs in {portable.precision} are without plugins; export it "
+            "with --portable --attention plugin, or build with --attention native"
+        )
+    return portable.plugin
+
+
 def add_engines(
     directory: Path, portable: PortableGraphs, options: BuildOptions, *, progress: Progress, log: Path
 ) -> list[EngineReport]:
     """Builds the engines of target and head from the bundle's portable graphs and adds them to it.
 
-    Engines of the same backend and precision are replaced.
+    Engines of the same backend, precision and attention are replaced.
 
     Args:
         directory: the bundle.
@@ -113,26 +126,28 @@ def add_engines(
         log: where the library's words are kept if it fails.
 
     Raises:
-        EagleError: a file of the bundle is damaged, or the library refuses; then the bundle is as it was.
+        EagleError: a file of the bundle is damaged or missing, or the library refuses; then the bundle is as it was.
     """
-    manifest = read_manifest(directory)
-    graphs = {"target": portable.target, "draft": portable.draft}
-    wanted = {graphs[name]: frozen for name, frozen in frozen_graphs(manifest, portable.cache_dtype).items()}
-    wanted |= frozen_steps(manifest, portable)
+    manifest, source = read_manifest(directory), graphs_for(portable, options.attention)
+    graphs = {"target": source.target, "draft": source.draft}
+    steps = frozen_steps(manifest, portable)
+    graphs |= {Path(name).stem: name for name in steps}
+    frozen = frozen_graphs(manifest, portable.cache_dtype) | {Path(name).stem: own for name, own in steps.items()}
+    plain = replace(options, strip_weights=False, plugin_gpu=None)  # for steps, which have neither
     below = {Path(name).parent.as_posix() for name in graphs.values()}
     _check_files(directory, manifest, [name for name in manifest.files if Path(name).parent.as_posix() in below])
     building = Path(tempfile.mkdtemp(prefix=".building-", dir=directory))
     try:
         reports = []
-        for name, frozen in wanted.items():
-            said = BuildLog()
+        for name, own in frozen.items():
+            said, is_step = BuildLog(), own.passes == (STEP,)
             try:
                 built = build_engine(
-                    directory / name,
-                    building / _engine_name(name),
-                    frozen.ports,
-                    frozen.passes,
-                    options,
+                    directory / graphs[name],
+                    building / f"{name}.engine",
+                    own.ports,
+                    own.passes,
+                    plain if is_step else options,
                     capacity=manifest.limits.buffer_rows,
                     progress=progress,
                     log=said,
@@ -142,8 +157,8 @@ def add_engines(
                     raise
                 said.write(log)
                 raise EagleError(f"{error} (the whole log: {log})") from None
-            if name in graphs.values():
-                reports.append(report_from_engine(Path(name).stem, frozen.passes, built))
+            if not is_step:
+                reports.append(report_from_engine(name, own.passes, built))
         text = json.dumps([report.to_dict() for report in reports], indent=1) + "\n"
         (building / REPORT).write_text(text, "utf-8")
         _put_in_place(directory, manifest, portable, options, building)
@@ -155,15 +170,15 @@ def add_engines(
 def _put_in_place(
     directory: Path, manifest: Manifest, portable: PortableGraphs, options: BuildOptions, building: Path
 ) -> None:
-    stem = f"{options.backend}-{portable.precision}"
+    stem = f"{options.backend}-{portable.precision}" + ("-plugin" if options.attention == "plugin" else "")
     name = next(n for n in _names(stem) if not (directory / n).exists())
     building.chmod(0o755)
     building.rename(directory / name)
     engine = Engine(
         backend=options.backend,
         device="cuda",
-        architectures=options.architectures,
-        kernels="stock",
+        architectures=options.architectures if options.plugin_gpu is None else (options.plugin_gpu.architecture,),
+        kernels="stock" if options.attention == "native" else "plugin",
         precision=portable.precision,
         cache_dtype=portable.cache_dtype,
         weights_stripped=options.strip_weights,
@@ -172,12 +187,13 @@ def _put_in_place(
         draft=f"{name}/draft.engine",
         draft_rounds={},
         draft_steps={
-            nodes: tuple(f"{name}/{_engine_name(step)}" for step in steps)
+            nodes: tuple(f"{name}/{Path(step).stem}.engine" for step in steps)
             for nodes, steps in portable.draft_steps.items()
         },
         exactness=UNMEASURED,
     )
-    replaced = [e for e in manifest.engines if (e.backend, e.precision) == (engine.backend, engine.precision)]
+    kind = (engine.backend, engine.precision, engine.kernels)
+    replaced = [e for e in manifest.engines if (e.backend, e.precision, e.kernels) == kind]
     old = {Path(e.target).parent.as_posix() for e in replaced}
     files = {path: entry for path, entry in manifest.files.items() if Path(path).parent.as_posix() not in old}
     for path in sorted((directory / name).iterdir()):
@@ -218,10 +234,6 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     new = directory / f".{FILE_NAME}.new"
     new.write_text(manifest.to_json(), "utf-8")
     os.replace(new, directory / FILE_NAME)
-
-
-def _engine_name(graph: str) -> str:
-    return f"{Path(graph).stem}.engine"
 
 
 def _names(stem: str) -> Iterable[str]:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from eagle_graphs.command_line import clean_up_when_terminated, run_command
 from eagle_graphs.tensorrt.build import build_options
-from eagle_graphs.tensorrt.bundle import add_engines, choose_portable, log_path, read_manifest
+from eagle_graphs.tensorrt.bundle import add_engines, choose_portable, graphs_for, log_path, read_manifest
 from eagle_graphs.tensorrt.progress import BuildProgress
 from eagle_graphs.tensorrt.report import print_reports
 
@@ -28,7 +28,7 @@ class Library(str, Enum):  # noqa: UP042 - typer shows the values
 
 
 class Attention(str, Enum):  # noqa: UP042
-    """Whose attention."""
+    """Whose attention an engine has."""
 
     NATIVE = "native"
     PLUGIN = "plugin"
@@ -43,7 +43,10 @@ def build(
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(help="GPUs to build for, as sm89,sm120; TensorRT-RTX alone.", show_default="all that it has"),
+        typer.Option(
+            help="GPUs to build for, as sm89,sm120: TensorRT-RTX. Of plugins, where it is unknown.",
+            show_default="all that it has",
+        ),
     ] = None,
     strip_weights: Annotated[
         bool, typer.Option("--strip-weights", help="Leave the weights out; they are read from the portable graphs.")
@@ -51,7 +54,9 @@ def build(
     builder_level: Annotated[
         int | None, typer.Option(help="0 builds fast, 5 runs fast.", show_default="the library's")
     ] = None,
-    attention: Annotated[Attention, typer.Option(help="native: the library's own.")] = Attention.NATIVE,
+    attention: Annotated[
+        Attention, typer.Option(help="native: the library's own; plugin: the package's, for TensorRT.")
+    ] = Attention.NATIVE,
     as_json: Annotated[bool, typer.Option("--json", help="Print the reports as JSON on standard output.")] = False,
 ) -> None:
     """Builds engines for GPUs from a bundle's portable graphs and adds them to it."""
@@ -65,6 +70,7 @@ def build(
         level=builder_level,
         attention=attention.value,
     )
+    graphs_for(portable, options.attention)  # which says what is missing, before anything is shown or built
     started = time.perf_counter()
     with BuildProgress(console) as progress:
         reports = add_engines(bundle, portable, options, progress=progress, log=log_path(bundle, backend.value))

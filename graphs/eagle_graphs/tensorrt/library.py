@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any, Literal
 
 from eagle_graphs.errors import EagleError
 
 Backend = Literal["tensorrt-rtx", "tensorrt"]
+Attention = Literal["native", "plugin"]
 
 _MODULES: dict[Backend, tuple[str, str]] = {
     "tensorrt-rtx": ("tensorrt_rtx", "pip install 'eagle-aot[tensorrt-rtx]'"),
@@ -37,8 +39,8 @@ def choose_architectures(backend: Backend, asked: Sequence[str], precision: str)
     if backend == "tensorrt":
         if asked:
             raise EagleError(
-                f"--gpu {','.join(asked)} is for --backend tensorrt-rtx; TensorRT builds for the GPU that it runs on: "
-                "leave it out, and run eagle-build where the engine is to run"
+                f"--gpu {','.join(asked)} is for --backend tensorrt-rtx and --attention plugin; TensorRT builds for "
+                "the GPU that it runs on: leave it out, and run eagle-build where the engine is to run"
             )
         return ()
     capabilities = import_tensorrt(backend).ComputeCapability.__members__
@@ -59,13 +61,17 @@ def _number(architecture: str) -> int:
     return int(architecture.removeprefix("sm"))
 
 
-def check_attention(backend: Backend, attention: str) -> None:
+def check_attention(backend: Backend, attention: Attention) -> None:
     """Raises EagleError where the plugin's attention is asked for and cannot be built in."""
     if attention == "native":
         return
     if backend == "tensorrt-rtx":
         raise EagleError(
-            "--attention plugin is not for --backend tensorrt-rtx, whose library takes no plugins: use --attention "
-            "native"
+            "--attention plugin is not for --backend tensorrt-rtx, whose library takes no plugins of this kind: use "
+            "--attention native"
         )
-    raise EagleError("--attention plugin: engines with the plugin cannot be built yet; use --attention native")
+    if missing := [name for name in ("triton", "onnx_ir") if find_spec(name) is None]:
+        raise EagleError(
+            f"--attention plugin compiles its kernels where an engine is built, and needs {' and '.join(missing)}, "
+            "which is not installed: pip install 'eagle-aot[plugin]', or use --attention native"
+        )

@@ -1,7 +1,7 @@
 """The report of an engine: what it is made of in each pass, and what did not become the fast kernels it should be.
 
 A product of quantized weights is *fused* where the kernel that computes it reads integers or 8-bit floats; else the
-weights are unpacked in each pass. An attention is fused where one kernel does all of it.
+weights are unpacked in each pass. An attention is fused where one kernel does all of it, or the plugin's two.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from rich.table import Table
 from eagle_graphs.passes import Pass
 from eagle_graphs.tensorrt.build import Built
 from eagle_graphs.tensorrt.description import Layer
+from eagle_graphs.tensorrt.library import Attention
 
 _SHORT = ("FP8", "Int8", "Int4", "FP4")
 """Element types that a fused product of quantized weights reads."""
@@ -49,6 +50,8 @@ class EngineReport:
     graph: str
     size: int
     """Bytes of the file."""
+    attention: Attention
+    """Whose: the library's own, or the kernels of `eagle_graphs.plugin`."""
     weights: int
     """Bytes of weights in memory."""
     cache: tuple[str, tuple[int, ...], int]
@@ -86,6 +89,7 @@ def report_from_engine(graph: str, passes: Sequence[Pass], built: Built) -> Engi
     return EngineReport(
         graph=graph,
         size=built.size,
+        attention=built.network.attention,
         weights=description.weights,
         cache=(caches[0].dtype, caches[0].shapes[0], len(caches)),
         outputs={t.name: t.dtype for t in description.outputs if not t.name.startswith("present_")},
@@ -122,7 +126,9 @@ def _pass_report(
         products=dict(Counter(narrowest.values())),
         attentions=len(network.attentions),
         decomposed=tuple(
-            node for node in network.attentions if not any("mha" in layer.name for layer in of_node.get(node, ()))
+            node
+            for node in network.attentions
+            if network.attention == "native" and not any("mha" in layer.name for layer in of_node.get(node, ()))
         ),
         unfused=tuple(node for node, dtype in narrowest.items() if node in network.quantized and dtype not in _SHORT),
         memory=memory,
@@ -137,7 +143,8 @@ def _narrowest(dtypes: Sequence[str]) -> str:
 def report_table(report: EngineReport) -> Table:
     """The readable form."""
     dtype, shape, count = report.cache
-    title = f"{report.graph}: {report.size / 1e6:.0f} MB, {count} caches {dtype} {'x'.join(map(str, shape))}"
+    size = f"{report.size / 1e6:.0f} MB, {report.attention} attention"
+    title = f"{report.graph}: {size}, {count} caches {dtype} {'x'.join(map(str, shape))}"
     table = Table("pass", "kernels", "products", "attention", "activations", title=title)
     for each in report.passes:
         products = ", ".join(f"{count} {dtype}" for dtype, count in sorted(each.products.items()))

@@ -16,7 +16,7 @@ from eagle_graphs import (
     draft_ports,
     target_ports,
 )
-from eagle_graphs.manifest import Engine, Exactness, PortableGraphs
+from eagle_graphs.manifest import Engine, Exactness, PluginGraphs, PortableGraphs
 from eagle_graphs.native import library_problem
 from eagle_graphs.passes import Pass, draft_passes, target_passes
 from eagle_graphs.tensorrt.library import import_tensorrt
@@ -91,8 +91,10 @@ def select_cuda_engine(
             reasons.append(f"{engine.backend} is not installed")
         elif engine.architectures and architecture not in engine.architectures:
             reasons.append(f"its {engine.backend} engine is for {', '.join(engine.architectures)}, not {architecture}")
-        elif engine.weights_stripped:
-            reasons.append(f"its {engine.backend} engine has no weights, and this version does not put them in")
+        elif engine.weights_stripped and weights_of(manifest, engine) is None:
+            reasons.append(
+                f"its {engine.backend} engine has no weights, nor has the bundle the graphs that it takes them from"
+            )
         else:
             return engine, reasons[0] if reasons else None
     if manifest.portable and "onnxruntime" in installed:
@@ -104,6 +106,14 @@ def select_cuda_engine(
         f"--device cuda: the bundle has nothing that runs here: {found}. "
         "Export it with --portable, make engines of that with eagle-build on this machine, or use --device cpu"
     )
+
+
+def weights_of(manifest: Manifest, engine: Engine) -> PortableGraphs | PluginGraphs | None:
+    """The portable graphs that an engine was built from; None where the bundle holds them no longer."""
+    for graphs in manifest.portable:
+        if graphs.precision == engine.precision:
+            return graphs.plugin if engine.kernels == "plugin" else graphs
+    return None
 
 
 def engine_from_portable(graphs: PortableGraphs) -> Engine:
@@ -182,7 +192,8 @@ def _open(
         graph = OnnxRuntimeGraph(path, ports, pool, threads=threads, native=native)
         return OpenGraph(graph=graph, pool=pool, ports=ports)
     device_pool = DeviceKVPool(memory, kv, slots=engine.slots, rows=rows)
-    graph_on_device = open_on_device(engine, path, ports, device_pool, memory, passes)
+    weights = _onnx_of(bundle, engine, path) if engine.weights_stripped else None
+    graph_on_device = open_on_device(engine, path, ports, device_pool, memory, passes, weights)
     return OpenGraph(graph=graph_on_device, pool=device_pool, ports=ports)
 
 
@@ -193,8 +204,19 @@ def open_on_device(
     pool: DeviceKVPool | None,
     memory: DeviceMemory,
     passes: Sequence[Pass],
+    weights: Path | None = None,
 ) -> OnnxRuntimeDeviceGraph | TensorRTGraph:
-    """A graph of the engine on its device. Raises EagleError where the engine's library refuses it."""
+    """A graph of the engine on its device. weights: the ONNX file that a graph without them takes them from.
+
+    Raises EagleError where the engine's library refuses it.
+    """
     if engine.backend == "onnxruntime":
         return OnnxRuntimeDeviceGraph(path, ports, pool, memory)
-    return TensorRTGraph(import_tensorrt(engine.backend), path, ports, pool, memory, passes)
+    return TensorRTGraph(import_tensorrt(engine.backend), path, ports, pool, memory, passes, weights)
+
+
+def _onnx_of(bundle: Bundle, engine: Engine, path: Path) -> Path:
+    """The ONNX file that an engine's file at `path` was built from."""
+    built_from = weights_of(bundle.manifest, engine)
+    assert built_from is not None, "select_cuda_engine passes such an engine over"
+    return bundle.path(built_from.target if path == bundle.path(engine.target) else built_from.draft)

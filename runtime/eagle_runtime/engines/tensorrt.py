@@ -18,12 +18,14 @@ from eagle_runtime.engines.device_pool import DeviceKVPool
 from eagle_runtime.engines.features import DeviceRows
 from eagle_runtime.engines.frozen import choose_pass, pad_mask, views
 from eagle_runtime.engines.memory import DeviceMemory, Replayed
+from eagle_runtime.engines.refit import refit
 
 
 class TensorRTGraph:
     """See `Graph` and `DeviceGraph`. Raises EagleError where the library refuses the engine, or it is another one.
 
     trt: the library's module, of either flavour. pool: None for an engine without caches.
+    weights: the ONNX file that an engine without weights takes them from; None for an engine that has its own.
     """
 
     def __init__(
@@ -34,9 +36,11 @@ class TensorRTGraph:
         pool: DeviceKVPool | None,
         memory: DeviceMemory,
         passes: Sequence[Pass],
+        weights: Path | None = None,
     ) -> None:
         self._errors: list[str] = []
-        runtime = trt.Runtime(_logger(trt, self._errors))
+        logger = _logger(trt, self._errors)
+        runtime = trt.Runtime(logger)
         engine = runtime.deserialize_cuda_engine(path.read_bytes())
         if engine is None:
             reason = " ".join(self._errors[-1].split())[:300] if self._errors else "it gives no reason"
@@ -48,6 +52,8 @@ class TensorRTGraph:
                 f"{path.name} has {engine.num_optimization_profiles} profiles and {len(found)} tensors, its manifest "
                 f"says {len(passes)} and {len(expected)} ({', '.join(sorted(found ^ expected)[:4])}): build it again"
             )
+        if weights is not None:
+            refit(trt, engine, weights, logger, self._errors)
         self._engine, self._runtime = engine, runtime
         self._ports, self._pool, self._memory, self._passes = ports, pool, memory, passes
         # Profiles run in turn, so that their activations can share one place.
