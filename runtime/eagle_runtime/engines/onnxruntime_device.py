@@ -11,19 +11,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from eagle_graphs import EagleError, GraphPorts
 from eagle_graphs.native import import_onnxruntime
 from eagle_graphs.session_config import SESSION_CONFIG
 from eagle_runtime.engines.buffers import PassBuffers
 from eagle_runtime.engines.device_pool import DeviceKVPool
 from eagle_runtime.engines.memory import DeviceMemory
-from eagle_runtime.engines.onnxruntime import check_ports
+from eagle_runtime.engines.onnxruntime import check_ports, element_type
 
 KEPT_CALLS = 64
 CUDA_PROVIDER = "CUDAExecutionProvider"
-_BFLOAT16 = 16  # of onnx.TensorProto, since numpy has no such type
 
 
 def providers(device: str, stream: int) -> list[tuple[str, dict[str, str]]]:
@@ -122,17 +119,17 @@ class OnnxRuntimeDeviceCall:
         self._run, self._binding, self._options = session.run_with_iobinding, session.io_binding(), run_options
         self._buffers, self._memory = buffers, memory
         self.inputs, self.outputs = buffers.inputs, buffers.outputs
-        cache = _element_type(pool.geometry.dtype)
+        cache = element_type(pool.geometry.dtype)
         for name in buffers.inputs:
-            self._bind(self._binding.bind_input, name, _element_type(buffers.dtypes[name]), buffers.shapes[name])
+            self._bind(self._binding.bind_input, name, element_type(buffers.dtypes[name]), buffers.shapes[name])
         for name in buffers.outputs:
-            self._bind(self._binding.bind_output, name, _element_type(buffers.dtypes[name]), buffers.shapes[name])
+            self._bind(self._binding.bind_output, name, element_type(buffers.dtypes[name]), buffers.shapes[name])
         for prefix, bind in (("past", self._binding.bind_input), ("present", self._binding.bind_output)):
             for name, address in pool.addresses(slot, prefix).items():
                 bind(name, memory.device, 0, cache, pool.shape, address)
 
-    def _bind(self, bind: Any, name: str, element_type: Any, shape: tuple[int, ...]) -> None:
-        bind(name, self._memory.device, 0, element_type, shape, self._buffers.addresses[name])
+    def _bind(self, bind: Any, name: str, kind: Any, shape: tuple[int, ...]) -> None:
+        bind(name, self._memory.device, 0, kind, shape, self._buffers.addresses[name])
 
     def run(self) -> None:
         """See `Call.run`."""
@@ -145,7 +142,3 @@ class OnnxRuntimeDeviceCall:
         """Frees its buffers."""
         self._binding = None
         self._buffers.close()
-
-
-def _element_type(dtype: str) -> Any:
-    return _BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype).type
