@@ -63,17 +63,19 @@ class KVPool(SlotPool):
     buffer: [layers, 2, slots, kv_heads, rows, head_dim]
     keys: [layers, slots, kv_heads, rows / key_block, head_dim, key_block], a view of it
     values: [layers, slots, kv_heads, rows, head_dim], the other
+
+    Of bfloat16, which numpy lacks, they are the bits. huge_pages: see `_mapping`.
     """
 
-    def __init__(self, geometry: KVGeometry, *, slots: int, rows: int, key_block: int = 1) -> None:
+    def __init__(
+        self, geometry: KVGeometry, *, slots: int, rows: int, key_block: int = 1, huge_pages: bool = False
+    ) -> None:
         assert rows % key_block == 0, f"{rows} rows are no multiple of a block of {key_block}"
         super().__init__(slots=slots, rows=rows)
         self.key_block = key_block
         shape = (geometry.layers, 2, slots, geometry.kv_heads, rows, geometry.head_dim)
-        dtype = np.dtype(geometry.dtype)
-        # A mapping of its own rather than numpy's memory, which asks for huge pages: so only rows that were
-        # written are resident (47 kB a token for SmolLM2-135M), not the whole buffer from the first one on.
-        memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+        dtype = np.dtype("uint16" if geometry.dtype == "bfloat16" else geometry.dtype)
+        memory = _mapping(math.prod(shape) * dtype.itemsize, huge_pages=huge_pages)
         self.buffer: npt.NDArray[np.float32] = np.frombuffer(memory, dtype).reshape(shape)
         blocks = (*shape[2:4], rows // key_block, geometry.head_dim, key_block)
         self.keys = self.buffer[:, 0].reshape(geometry.layers, *blocks)
@@ -92,6 +94,20 @@ class KVPool(SlotPool):
         for row, old in enumerate(source.tolist(), start):
             values[:, :, row] = values[:, :, old]
             keys[:, :, row // block, :, row % block] = keys[:, :, old // block, :, old % block]
+
+
+def _mapping(size: int, *, huge_pages: bool) -> mmap.mmap:
+    """Zeros, `size` bytes of them.
+
+    A mapping of its own rather than numpy's memory, which asks for huge pages: so only rows that were written are
+    resident (47 kB a token for SmolLM2-135M), not the whole buffer from the first one on. Huge pages are for a pool
+    that will be full: its rows are found sooner.
+    """
+    if not (huge_pages and hasattr(mmap, "MADV_HUGEPAGE")):
+        return mmap.mmap(-1, size)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE)  # shared memory has none
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 class KVSlot:

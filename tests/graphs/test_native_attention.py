@@ -12,6 +12,7 @@ import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ml_dtypes import bfloat16
 from onnx import TensorProto
 
 from tests.graphs.native import offered_instruction_sets, session_of_one_op
@@ -178,6 +179,51 @@ def test_a_sibling_that_overflows_changes_nothing(poison: float, isa: str) -> No
     assert np.isnan(out[0, sees]).all()
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_half_precision_caches_give_the_bits_of_rounded_ones(shape: dict[str, Any], isa: str) -> None:
+    call = random_call(**shape)
+    *_, present_key, present_value = call.run(1, isa)
+    _, *halves = run_over_halves(call, isa)
+    np.testing.assert_array_equal(halves[0], rounded(present_key))
+    np.testing.assert_array_equal(halves[1], rounded(present_value))
+    names = ("key", "value", "past_key", "past_value")
+    call = replace(call, angles=None, **{name: rounded(getattr(call, name)) for name in names})
+    for actual, expected in zip(run_over_halves(call, isa), call.run(1, isa), strict=True):
+        np.testing.assert_array_equal(actual, expected)
+
+
+def rounded(numbers: np.ndarray) -> np.ndarray:
+    return numbers.astype(bfloat16).astype(np.float32)
+
+
+def run_over_halves(call: Call, isa: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """As `Call.run`, over caches of bfloat16 that are written in place."""
+    inputs = call.inputs()
+    caches = {f"past_{part}": inputs[f"past_{part}"].astype(bfloat16) for part in ("key", "value")}
+    halves = {f"{when}_{part}": TensorProto.BFLOAT16 for when in ("past", "present") for part in ("key", "value")}
+    heads = {"num_heads": call.query.shape[1], "kv_num_heads": call.key.shape[1]}
+    names = [name if name in inputs else "" for name in INPUTS]
+    session = session_of_one_op(
+        "TreeAttention", names, OUTPUTS, ELEMENTS | halves, heads | call.attributes, threads=2, isa=isa
+    )
+    binding = session.io_binding()
+    binding.bind_output("out")
+    for name, array in (inputs | caches).items():
+        element = halves.get(name, array.dtype.type)
+        binding.bind_input(name, "cpu", 0, element, array.shape, array.ctypes.data)
+        if name in caches:
+            binding.bind_output(name.replace("past", "present"), "cpu", 0, element, array.shape, array.ctypes.data)
+    session.run_with_iobinding(binding)
+    slots, count, new, width = call.query.shape
+    out = binding.get_outputs()[0].numpy().reshape(slots, new, count, width)
+    return (
+        out,
+        rows_from_blocks(caches["past_key"].astype(np.float32)),
+        caches["past_value"].astype(np.float32),
+    )
+
+
 def test_no_new_rows() -> None:
     call = random_call(lengths=(5,), new=1)
     nothing = call.rows(0, [], np.ones((0, 0), bool), 5)
@@ -282,8 +328,17 @@ def test_a_required_input_that_is_left_out_is_refused_at_load(name: str) -> None
 
 @pytest.mark.parametrize(
     ("name", "element"),
-    [("query", TensorProto.FLOAT16), ("tree_mask", TensorProto.FLOAT), ("kv_length", TensorProto.INT32)],
+    [
+        ("query", TensorProto.FLOAT16),
+        ("tree_mask", TensorProto.FLOAT),
+        ("kv_length", TensorProto.INT32),
+    ],
 )
 def test_a_wrong_type_is_refused_at_load(name: str, element: int) -> None:
     with pytest.raises(Exception, match=name):
         session_of_one_op("TreeAttention", INPUTS, OUTPUTS, ELEMENTS | {name: element}, ATTRIBUTES)
+
+
+def test_caches_of_two_types_are_refused_at_load() -> None:
+    with pytest.raises(Exception, match="TreeAttention"):
+        session_of_one_op("TreeAttention", INPUTS, OUTPUTS, ELEMENTS | {"past_key": TensorProto.BFLOAT16}, ATTRIBUTES)

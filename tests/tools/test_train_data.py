@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaForCausalLM
@@ -15,11 +17,16 @@ from transformers import LlamaForCausalLM
 from eagle_exporter.checkpoint import find_checkpoint
 from eagle_exporter.target import load_target
 from eagle_graphs import EagleError
+from eagle_graphs.native_ops import KEY_BLOCK
+from eagle_runtime.engines.onnxruntime import OnnxRuntimeGraph
+from eagle_runtime.kv_pool import KVPool
 from tests.commands import train_tool
 from tests.conftest import ROOT
 from tools.train.answers import ANSWERS, Answer, AnswerFile, Dropped, loop_start, read_answers
 from tools.train.data import own_prompt_frame
-from tools.train.slots import STRIDE, Int8Linear, Slots
+from tools.train.native_slots import NativeSlots, WritingGraph, write_graph
+from tools.train.slots import TOP_K, Best, Precision, Slots
+from tools.train.torch_slots import STRIDE, Int8Linear, TorchSlots
 from tools.train.write import PASSES, Plan, draw, write
 
 SETTINGS = {"own_prompts": True, "seed": 0}
@@ -31,9 +38,22 @@ def _plan(prompts: tuple[tuple[int, ...], ...], closing: tuple[int, ...] = (), *
     return Plan(prompts=prompts, closing=closing, eos=EOS, **settings)  # type: ignore[arg-type]
 
 
-def _slots(directory: Path, slots: int, precision: str = "fp32") -> Slots:
+def _slots(directory: Path, slots: int, precision: Precision = "fp32") -> TorchSlots:
     target = load_target(find_checkpoint(str(directory), what="target"))
-    return Slots(target, slots=slots, precision=precision)  # type: ignore[arg-type]
+    return TorchSlots(target, slots=slots, precision=precision)
+
+
+@pytest.fixture(scope="module")
+def graph(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> WritingGraph:
+    target = load_target(find_checkpoint(str(tiny_target), what="target"))
+    return write_graph(target, tmp_path_factory.mktemp("graph"), capacity=160)
+
+
+@pytest.fixture(params=["native", "torch"])
+def slots_of(request: pytest.FixtureRequest, graph: WritingGraph, tiny_target: Path) -> Callable[[int], Slots]:
+    if request.param == "native":
+        return lambda slots: NativeSlots(graph, slots=slots, threads=1 + slots % 2)
+    return lambda slots: _slots(tiny_target, slots)
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +92,94 @@ def test_an_answer_ends_where_it_begins_to_loop() -> None:
     assert ends[0] == Dropped(index=0, why="loop")
 
 
-def test_a_conversation_is_the_same_in_any_company(tiny_target: Path) -> None:
+def test_native_slots_decode_as_the_graph_does_alone(graph: WritingGraph, prompts: tuple[tuple[int, ...], ...]) -> None:
+    """Prompts in one pass and then token by token, one sequence in the cache: the same text, bit for bit."""
+    plan = _plan(prompts, cut_loops=False)
+    written = {
+        item.index: item for item in write(NativeSlots(graph, slots=7, threads=2), plan, iter(range(len(prompts))))
+    }
+    pool = KVPool(graph.kv, slots=1, rows=graph.capacity, key_block=KEY_BLOCK)
+    alone = OnnxRuntimeGraph(graph.path, graph.ports(), pool, threads=1, native=True)
+    for index, prompt in enumerate(prompts):
+        answer = written[index]
+        assert isinstance(answer, Answer)
+        tokens, length = list(prompt), 0
+        while len(tokens) < len(answer.tokens):
+            rows = len(tokens) - length
+            call = alone.call(0, outputs=("topk_ids",), Q=rows, S=rows, R=1)
+            call.inputs["input_ids"][0], call.inputs["position_ids"][0] = tokens[length:], range(length, len(tokens))
+            call.inputs["tree_mask"][0], call.inputs["kv_length"][0] = np.tri(rows, dtype=np.bool_), length
+            call.inputs["logit_rows"][0] = rows - 1
+            call.run()
+            length = len(tokens)
+            tokens.append(int(call.outputs["topk_ids"][0, 0]))
+        assert tuple(tokens) == answer.tokens
+
+
+def test_native_slots_are_as_exact_as_8_bits_in_torch(graph: WritingGraph, tiny_target: Path) -> None:
+    """Slots of different lengths, restarted at different times, against float32."""
+    exact, *rounded = _slots(tiny_target, 5), NativeSlots(graph, slots=5, threads=1), _slots(tiny_target, 5, "int8")
+    random, errors = np.random.default_rng(0), np.zeros((2, STRIDE + 9, 5))
+    for step in range(STRIDE + 9):
+        tokens = random.integers(2, 320, 5).tolist() if step >= 4 else [step + 7] * 5
+        expected = exact.step(tokens)
+        for which, slots in enumerate(rounded):
+            found = slots.step(tokens)
+            errors[which, step] = [_error(found, expected, slot) for slot in range(5)]
+        for slots in (exact, *rounded):
+            if step == 3:
+                slots.keep_prefix()
+            elif step > 3 and step % 5 == 0:
+                slots.restart(step // 5 % 5)
+            assert slots.lengths.tolist() == exact.lengths.tolist()
+    assert len(set(exact.lengths.tolist())) == 5
+    native, torch_ = errors.mean(axis=(1, 2))
+    assert native < 1.2 * torch_
+
+
+def _error(found: Best, expected: Best, slot: int) -> float:
+    """Mean square of the differences between the scores of the tokens that both have, which are most."""
+    common, mine, theirs = np.intersect1d(found.ids[slot], expected.ids[slot], return_indices=True)
+    assert len(common) > 0.5 * TOP_K
+    difference = found.scores[slot, mine] - expected.scores[slot, theirs]
+    return float(np.square(difference - difference.mean()).mean())
+
+
+def test_a_restarted_slot_forgets_all_but_the_prefix(slots_of: Callable[[int], Slots]) -> None:
+    slots, fresh = slots_of(3), slots_of(3)
+    for token in (7, 8, 9):
+        slots.step([token] * 3)
+        fresh.step([token] * 3)
+    slots.keep_prefix()
+    for token in range(20, 30):
+        slots.step([token, token + 1, token + 2])
+    slots.restart(1)
+    assert slots.lengths.tolist() == [13, 3, 13]
+    for token in range(40, 45):
+        found, expected = slots.step([5, token, 6]), fresh.step([token] * 3)
+        np.testing.assert_array_equal(found.ids[1], expected.ids[1])
+        np.testing.assert_allclose(found.scores[1], expected.scores[1], atol=1e-5)
+
+
+def test_torch_writes_where_there_are_no_kernels(
+    tiny_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.train.data.library_problem", lambda: "it was not built")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"text": f"question number {i}"}) for i in range(40)))
+    command = ["data", "--model", str(tiny_target), "--out", str(tmp_path / "data"), "--prompts", str(prompts)]
+    done = train_tool(*command, "--tokens", "200", "--answer-tokens", "16", "--slots", "8", "--workers", "1")
+    assert done.status == 0, done.err
+    assert "torch writes, more slowly than the native CPU kernels: it was not built" in done.err
+    assert sum(len(answer.answer) for answer in read_answers(tmp_path / "data")) >= 200
+
+
+def test_a_conversation_is_the_same_in_any_company(slots_of: Callable[[int], Slots], tiny_target: Path) -> None:
     """Its random numbers follow from its number: prompt and answer alike."""
     header, closing = own_prompt_frame(load_target(find_checkpoint(str(tiny_target), what="target")))
     plan = _plan((header,), closing, greedy=0.5)
-    alone = {item.index: item for item in write(_slots(tiny_target, 1), plan, iter([4, 9]))}
-    together = {item.index: item for item in write(_slots(tiny_target, 18), plan, iter(range(20)))}
+    alone = {item.index: item for item in write(slots_of(1), plan, iter([4, 9]))}
+    together = {item.index: item for item in write(slots_of(18), plan, iter(range(20)))}
     assert alone == {index: together[index] for index in alone}
 
 
@@ -108,11 +210,12 @@ def test_given_prompts_are_greedy_once_and_end() -> None:
 
 def test_draws_follow_the_nucleus() -> None:
     """Probabilities .5, .3, .15, .05: a nucleus of .9 is the first three."""
-    logits = torch.tensor([[0.05, 0.5, 0.15, 0.3]]).log().repeat(1000, 1)
-    uniforms = ((torch.arange(1000) + 0.5) / 1000).tolist()
-    tokens = draw(logits, [1.0] * 1000, uniforms, 0.9).bincount(minlength=4) / 1000
-    torch.testing.assert_close(tokens, torch.tensor([0.0, 0.5, 0.15, 0.3]) / 0.95, atol=2e-3, rtol=0)
-    assert draw(logits, [0.0] * 1000, uniforms, 0.9).unique().tolist() == [1]
+    scores = np.log(np.array([[0.5, 0.3, 0.15, 0.05]], np.float32)) + 3
+    best = Best(ids=np.tile([1, 3, 2, 0], (1000, 1)), scores=np.tile(scores, (1000, 1)))
+    uniforms = ((np.arange(1000) + 0.5) / 1000).tolist()
+    tokens = np.bincount(draw(best, [1.0] * 1000, uniforms, 0.9), minlength=4) / 1000
+    np.testing.assert_allclose(tokens, np.array([0.0, 0.5, 0.15, 0.3]) / 0.95, atol=2e-3)
+    assert set(draw(best, [0.0] * 1000, uniforms, 0.9).tolist()) == {1}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing.connection
 import os
+import shutil
 import signal
 import sys
 import time
@@ -23,14 +24,19 @@ from eagle_exporter.checkpoint import find_checkpoint, sha256
 from eagle_exporter.target import Target, load_target
 from eagle_exporter.tokenizer import prompt_tokens
 from eagle_graphs import EagleError
+from eagle_graphs.native import library_problem
 from tools.train.answers import Answer, AnswerFile, Dropped
+from tools.train.native_slots import NativeSlots, WritingGraph, write_graph
 from tools.train.progress import token_progress
 from tools.train.slots import Precision, Slots
+from tools.train.torch_slots import TorchSlots
 from tools.train.write import Plan, write
 
 MAX_GIVEN_PROMPT = 1024
 """Tokens of a prompt from a file; longer ones are left out."""
 MARK = "\x1a"
+GRAPH = "graph"
+"""Directory below the data for the lowered target, while it is written with."""
 ITEM, END, ERROR = "item", "end", "error"
 
 
@@ -64,7 +70,10 @@ class DataOptions:
                 raise EagleError(f"{option} is {getattr(self, name)}; expected {low} to {high}")
 
     def settings(self) -> dict[str, Any]:
-        """What a run that continues must have in common with the first."""
+        """What a run that continues must have in common with the first.
+
+        Not which program computed int8: its texts are as good whether torch or the native graph wrote them.
+        """
         names = ("model", "answer_tokens", "greedy", "temperature", "top_p", "seed", "precision")
         prompts = {"own_prompts": self.prompts is None, "prompts": sha256(self.prompts) if self.prompts else None}
         return {name: getattr(self, name) for name in names} | prompts
@@ -79,7 +88,8 @@ def make_data(options: DataOptions, console: Console) -> None:
     try:
         if before < options.tokens:
             with (
-                _items(options, file.done) as items,
+                _job(options, console) as job,
+                _items(job, file.done) as items,
                 token_progress(console, "writing", options.tokens, before) as moved,
             ):
                 for item in items:
@@ -106,26 +116,73 @@ Items = Iterator[Answer | Dropped | None]
 """None says that a worker is ready to write."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What every worker is given."""
+
+    options: DataOptions
+    plan: Plan
+    graph: WritingGraph | None
+    """The target to write with; None for torch's."""
+
+    def slots(self) -> Slots:
+        """A worker's."""
+        options = self.options
+        if self.graph is not None:
+            return NativeSlots(self.graph, slots=options.slots, threads=_threads(options))
+        torch.set_num_threads(_threads(options))
+        target = load_target(find_checkpoint(options.model, what="target"))
+        return TorchSlots(target, slots=options.slots, precision=options.precision, device=options.device)
+
+
+def _threads(options: DataOptions) -> int:
+    return max(1, (os.cpu_count() or 1) // options.workers)
+
+
 @contextmanager
-def _items(options: DataOptions, done: set[int]) -> Iterator[Items]:
-    if options.workers == 1:
-        yield _write(options, 0, done)
+def _job(options: DataOptions, console: Console) -> Iterator[_Job]:
+    """The job; the graph's files last as long as the context."""
+    target = load_target(find_checkpoint(options.model, what="target"))
+    plan = _plan(options, target)
+    directory = options.out / GRAPH
+    shutil.rmtree(directory, ignore_errors=True)  # of a run that was killed
+    directory.mkdir()
+    try:
+        graph = None
+        if (options.precision, options.device) == ("int8", "cpu"):
+            try:
+                if problem := library_problem():
+                    raise EagleError(problem)
+                graph = write_graph(target, directory, capacity=plan.longest)
+            except EagleError as error:
+                console.print(f"torch writes, more slowly than the native CPU kernels: {error}", highlight=False)
+        del target
+        yield _Job(options=options, plan=plan, graph=graph)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _items(job: _Job, done: set[int]) -> Iterator[Items]:
+    workers = job.options.workers
+    if workers == 1:
+        yield _write(job, 0, done)
         return
     context = multiprocessing.get_context("spawn")
-    workers, receivers = [], []
-    for stripe in range(options.workers):
+    processes, receivers = [], []
+    for stripe in range(workers):
         receiver, sender = context.Pipe(duplex=False)
-        worker = context.Process(target=_work, args=(options, stripe, done, sender), daemon=True)
-        worker.start()
+        process = context.Process(target=_work, args=(job, stripe, done, sender), daemon=True)
+        process.start()
         sender.close()  # the worker has the other one: when it ends, so does the pipe
-        workers.append(worker)
+        processes.append(process)
         receivers.append(receiver)
     try:
         yield _received(receivers)
     finally:
-        for worker in workers:
-            worker.terminate()
-            worker.join()
+        for process in processes:
+            process.terminate()
+            process.join()
 
 
 def _received(receivers: list[Connection]) -> Items:
@@ -145,12 +202,11 @@ def _received(receivers: list[Connection]) -> Items:
                 yield item
 
 
-def _work(options: DataOptions, stripe: int, done: set[int], sender: Connection) -> None:
+def _work(job: _Job, stripe: int, done: set[int], sender: Connection) -> None:
     """A worker process. It ends when it is told to, or when nobody reads what it sends."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.workers))
     try:
-        for item in _write(options, stripe, done):
+        for item in _write(job, stripe, done):
             sender.send((ITEM, item))
         sender.send((END, None))
     except EagleError as error:
@@ -159,14 +215,12 @@ def _work(options: DataOptions, stripe: int, done: set[int], sender: Connection)
         return
 
 
-def _write(options: DataOptions, stripe: int, done: set[int]) -> Items:
+def _write(job: _Job, stripe: int, done: set[int]) -> Items:
     """The conversations of one worker: every so-manieth number that is not done."""
-    target = load_target(find_checkpoint(options.model, what="target"))
-    plan = _plan(options, target)
-    slots = Slots(target, slots=options.slots, precision=options.precision, device=options.device)
+    slots = job.slots()
     yield None
-    numbers = (index for index in count(stripe, options.workers) if index not in done)
-    yield from write(slots, plan, numbers)
+    numbers = (index for index in count(stripe, job.options.workers) if index not in done)
+    yield from write(slots, job.plan, numbers)
 
 
 def _plan(options: DataOptions, target: Target) -> Plan:

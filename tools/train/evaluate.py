@@ -28,7 +28,7 @@ from tools.train.features import hidden_states
 from tools.train.held_out import rounds_of
 from tools.train.plots import plot_calibration
 from tools.train.replay import Replay, Text
-from tools.train.slots import Slots
+from tools.train.torch_slots import TorchSlots
 from tools.train.write import Plan, write
 
 DEPTH = 4
@@ -182,7 +182,7 @@ def greedy_answers(
         seed=0,
         cut_loops=False,
     )
-    slots = Slots(target, slots=min(SLOTS, len(encoded)), precision="fp32")
+    slots = TorchSlots(target, slots=min(SLOTS, len(encoded)), precision="fp32")
     items = track(write(slots, plan, iter(range(len(encoded)))), "answering", total=len(encoded), console=console)
     return sorted((item for item in items if isinstance(item, Answer)), key=lambda answer: answer.index)
 

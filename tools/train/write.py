@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 
 import numpy as np
-import torch
+import numpy.typing as npt
 
 from tools.train.answers import Answer, Dropped, loop_start
-from tools.train.slots import STRIDE, Slots
+from tools.train.slots import Best, Slots
 
-TOP_K = 50
 MIN_PROMPT, MAX_PROMPT = 4, 96
 """Tokens of a prompt that the target writes."""
 MIN_ANSWER = 16
@@ -53,6 +51,12 @@ class Plan:
         different = [place for place, (one, other) in enumerate(zip(first, last, strict=False)) if one != other]
         common = min([len(first), *different[:1]])
         return min(common, min(map(len, self.prompts)) - 1)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest conversation that can come of it."""
+        own = MAX_PROMPT + len(self.closing) if self.closing else 0
+        return max(map(len, self.prompts)) + own + self.answer_tokens
 
     def conversation(self, index: int) -> Conversation | None:
         """The conversation of that number, before anything is written; None where there is none."""
@@ -127,22 +131,16 @@ class Conversation:
 def write(slots: Slots, plan: Plan, indices: Iterator[int]) -> Iterator[Answer | Dropped]:
     """Writes the conversations of these numbers, as many at once as there are slots, in the order of their ends."""
     size = len(slots.lengths)
-    slots.arrange()
     for token in plan.prompts[0][: plan.shared]:
         slots.step([token] * size)
     slots.keep_prefix()
     running = [_next(plan, indices) for _ in range(size)]
-    for step in count():
-        if not any(running):
-            return
-        if step % STRIDE == 0:
-            order = slots.arrange()
-            running = [running[place] for place in order]
+    while any(running):
         lengths = slots.lengths.tolist()
-        logits = slots.step([each.tokens[at] if each else 0 for each, at in zip(running, lengths, strict=True)])
+        best = slots.step([each.tokens[at] if each else 0 for each, at in zip(running, lengths, strict=True)])
         temperatures = [each.temperature if each else 0.0 for each in running]
         uniforms = [each.draws[each.written] if each else 0.0 for each in running]
-        drawn = draw(logits, temperatures, uniforms, plan.top_p).tolist()
+        drawn = draw(best, temperatures, uniforms, plan.top_p).tolist()
         for slot, each in enumerate(running):
             if each is None:
                 slots.restart(slot)
@@ -157,15 +155,17 @@ def _next(plan: Plan, indices: Iterator[int]) -> Conversation | None:
     return None if index is None else plan.conversation(index)
 
 
-def draw(logits: torch.Tensor, temperatures: Sequence[float], uniforms: Sequence[float], top_p: float) -> torch.Tensor:
-    """[B] a token of each row of logits [B, V], by inversion of the law of the top 50 cut to the nucleus `top_p`."""
-    best = logits.topk(min(TOP_K, logits.shape[-1]), dim=-1)
-    temperature = torch.tensor(temperatures, device=logits.device)[:, None]
-    law = (best.values / temperature.clamp(min=1e-3)).softmax(dim=-1)
-    cumulative = law.cumsum(dim=-1)
+def draw(best: Best, temperatures: Sequence[float], uniforms: Sequence[float], top_p: float) -> npt.NDArray[np.int64]:
+    """[B] a token of each row, by inversion of the law of its best ones cut to the nucleus `top_p`.
+
+    temperatures, uniforms: [B]; the likeliest token where the temperature is 0.
+    """
+    temperature = np.asarray(temperatures)[:, None]  # [B, 1]
+    law = np.exp((best.scores - best.scores[:, :1]) / np.maximum(temperature, 1e-3))
+    law /= law.sum(axis=1, keepdims=True)
+    cumulative = law.cumsum(axis=1)
     nucleus = cumulative - law < top_p  # the first ones, as they are sorted
-    mass = (law * nucleus).sum(dim=-1, keepdim=True)
-    threshold = torch.tensor(uniforms, device=logits.device, dtype=law.dtype)[:, None] * mass
-    rank = (cumulative <= threshold).sum(dim=-1, keepdim=True).clamp(max=nucleus.sum(dim=-1, keepdim=True) - 1)
-    rank = torch.where(temperature > 0, rank, 0)
-    return best.indices.gather(1, rank)[:, 0]
+    mass = (law * nucleus).sum(axis=1, keepdims=True)
+    threshold = np.asarray(uniforms)[:, None] * mass
+    rank = np.minimum((cumulative <= threshold).sum(axis=1), nucleus.sum(axis=1) - 1)
+    return best.ids[np.arange(len(rank)), np.where(temperature[:, 0] > 0, rank, 0)]

@@ -24,6 +24,16 @@ def use_native_attention(model: ir.Model) -> None:
     model.opset_imports[native_ops.DOMAIN] = native_ops.VERSION
 
 
+def use_bf16_caches(model: ir.Model) -> None:
+    """Gives a lowered graph caches of bfloat16 in place of float32: half the bytes that attention reads.
+
+    The keys and values of a row are rounded as they are written, so that every row, itself among them, sees the same.
+    """
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        if str(value.name).startswith(("past_", "present_")):
+            value.dtype = ir.DataType.BFLOAT16
+
+
 def _rewrite(rewriter: Rewriter, node: ir.Node) -> None:
     query, key, value, past_key, past_value, tree_mask, kv_length = node.inputs[:7]
     sinks = node.inputs[7] if len(node.inputs) > 7 else None

@@ -19,6 +19,7 @@ from eagle_runtime.engines.base import Array
 from eagle_runtime.kv_pool import KVPool
 
 _KEPT_CALLS = 64
+_BFLOAT16 = 16  # of onnx.TensorProto, since numpy has no such type
 
 
 class OnnxRuntimeGraph:
@@ -109,10 +110,11 @@ class OnnxRuntimeCall:
         present = {name: past[shared] for name, shared in ports.cache_outputs.items()}
         self.inputs = {port.name: _array(port, sizes) for port in ports.inputs if port.name not in past}
         self.outputs = {port.name: _array(port, sizes) for port in ports.outputs if port.name in outputs}
+        types = {port.name: element_type(port.dtype) for port in (*ports.inputs, *ports.outputs)}
         for name, array in (self.inputs | past).items():
-            self._binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+            self._binding.bind_input(name, "cpu", 0, types[name], array.shape, array.ctypes.data)
         for name, array in (self.outputs | present).items():
-            self._binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+            self._binding.bind_output(name, "cpu", 0, types[name], array.shape, array.ctypes.data)
 
     def kept(self, name: str) -> Array:
         """See `Call.kept`."""
@@ -122,6 +124,11 @@ class OnnxRuntimeCall:
     def run(self) -> None:
         """See `Call.run`."""
         self._run(self._binding)
+
+
+def element_type(dtype: str) -> Any:
+    """An element type of `eagle_graphs.ports` as ONNX Runtime's bindings take it."""
+    return _BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype).type
 
 
 def _array(port: Port, sizes: dict[str, int]) -> Array:

@@ -12,8 +12,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from eagle_graphs import EagleError, GraphPorts
 from eagle_graphs.native import import_onnxruntime
 from eagle_graphs.session_config import SESSION_CONFIG
@@ -21,11 +19,10 @@ from eagle_runtime.engines.buffers import PassBuffers
 from eagle_runtime.engines.device_pool import DeviceKVPool
 from eagle_runtime.engines.features import DeviceRows
 from eagle_runtime.engines.memory import DeviceMemory
-from eagle_runtime.engines.onnxruntime import check_ports
+from eagle_runtime.engines.onnxruntime import check_ports, element_type
 
 KEPT_CALLS = 64
 CUDA_PROVIDER = "CUDAExecutionProvider"
-_BFLOAT16 = 16  # of onnx.TensorProto, since numpy has no such type
 
 
 def providers(device: str, stream: int) -> list[tuple[str, dict[str, str]]]:
@@ -151,9 +148,9 @@ class OnnxRuntimeDeviceCall:
         inputs = {value.name for value in session.get_inputs()}
         for name, address in buffers.addresses.items():
             bind = self._binding.bind_input if name in inputs else self._binding.bind_output
-            bind(name, memory.device, 0, _element_type(buffers.dtypes[name]), buffers.shapes[name], address)
+            bind(name, memory.device, 0, element_type(buffers.dtypes[name]), buffers.shapes[name], address)
         if pool is not None:
-            cache = _element_type(pool.geometry.dtype)
+            cache = element_type(pool.geometry.dtype)
             for prefix, bind in (("past", self._binding.bind_input), ("present", self._binding.bind_output)):
                 for name, address in pool.addresses(slot, prefix).items():
                     bind(name, memory.device, 0, cache, pool.shape, address)
@@ -181,7 +178,3 @@ class OnnxRuntimeDeviceCall:
         """Frees its buffers."""
         self._binding = None
         self.buffers.close()
-
-
-def _element_type(dtype: str) -> Any:
-    return _BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype).type

@@ -1,6 +1,8 @@
 // 16 floats in two AVX2 registers. What the functions do is said in lanes_avx512.h.
 #pragma once
 
+#include "bf16.h"
+
 namespace eagle {
 namespace {
 
@@ -11,12 +13,20 @@ struct Lanes {
 };
 
 inline Lanes load(const float* from) { return {_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)}; }
+inline __m256 widened(__m128i halves) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+inline Lanes load(const Bf16* from) {
+  const auto* halves = reinterpret_cast<const __m128i*>(from);
+  return {widened(_mm_loadu_si128(halves)), widened(_mm_loadu_si128(halves + 1))};
+}
 inline void store(float* to, Lanes a) {
   _mm256_storeu_ps(to, a.low);
   _mm256_storeu_ps(to + 8, a.high);
 }
-inline Lanes load_first(const float* from, int count) {
-  float all[16] = {};
+template <class Number>
+inline Lanes load_first(const Number* from, int count) {
+  Number all[16] = {};
   for (int lane = 0; lane < count; ++lane) all[lane] = from[lane];
   return load(all);
 }

@@ -1,6 +1,8 @@
 // 16 floats in one AVX-512 register.
 #pragma once
 
+#include "bf16.h"
+
 namespace eagle {
 namespace {
 
@@ -13,6 +15,15 @@ struct Lanes {
 inline Lanes load(const float* from) { return {_mm512_loadu_ps(from)}; }
 inline Lanes load_first(const float* from, int count) {
   return {_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1), from)};
+}
+inline Lanes widened(__m256i halves) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16))};
+}
+inline Lanes load(const Bf16* from) {
+  return widened(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+inline Lanes load_first(const Bf16* from, int count) {
+  return widened(_mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << count) - 1), from));
 }
 inline void store(float* to, Lanes a) { _mm512_storeu_ps(to, a.v); }
 inline void store_first(float* to, Lanes a, int count) {

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "bf16.h"
+
 namespace eagle {
 namespace {
 
@@ -27,6 +29,16 @@ inline Lanes load_first(const float* from, int count) {
   for (int lane = 0; lane < count; ++lane) a.v[lane / 4][lane % 4] = from[lane];
   return a;
 }
+inline Lanes load_first(const Bf16* from, int count) {
+  Lanes a = {};
+  for (int lane = 0; lane < count; ++lane) {
+    const uint32_t bits = static_cast<uint32_t>(from[lane].bits) << 16;
+    float number;
+    __builtin_memcpy(&number, &bits, sizeof number);
+    a.v[lane / 4][lane % 4] = number;
+  }
+  return a;
+}
 inline void store_first(float* to, Lanes a, int count) {
   for (int lane = 0; lane < count; ++lane) to[lane] = a.v[lane / 4][lane % 4];
 }
@@ -35,6 +47,7 @@ inline Lanes load(const float* from) {
   __builtin_memcpy(&a, from, sizeof a);
   return a;
 }
+inline Lanes load(const Bf16* from) { return load_first(from, 16); }
 inline void store(float* to, Lanes a) { __builtin_memcpy(to, &a, sizeof a); }
 inline Lanes broadcast(float x) {
   const Float4 all = {x, x, x, x};

@@ -22,7 +22,7 @@ struct OrtCustomOpDomain;
 struct OrtApi;
 
 enum OrtErrorCode : int { kOrtFail = 1, kOrtInvalidArgument = 2 };
-enum OrtElementType : int { kOrtFloat = 1, kOrtUint8 = 2, kOrtInt32 = 6, kOrtInt64 = 7, kOrtBool = 9 };
+enum OrtElementType : int { kOrtFloat = 1, kOrtUint8 = 2, kOrtInt32 = 6, kOrtInt64 = 7, kOrtBool = 9, kOrtBf16 = 16 };
 enum OrtCharacteristic : int { kOrtRequired = 0, kOrtOptional = 1 };
 enum OrtMemoryType : int { kOrtDefaultMemory = 0 };
 

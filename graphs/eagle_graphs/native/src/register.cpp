@@ -16,9 +16,15 @@ constexpr const char* kDomain = "eagle.cpu";
 // The ops of one instruction set. ONNX Runtime keeps pointers to them while a session lives.
 class Domain {
  public:
-  Domain(const Ort& ort, Isa isa) : tree_attention_(isa), quant_linear_(isa), quant_embedding_(isa), top_logprobs_(isa) {
+  Domain(const Ort& ort, Isa isa)
+      : tree_attention_(isa),
+        tree_attention_bf16_(isa),
+        quant_linear_(isa),
+        quant_embedding_(isa),
+        top_logprobs_(isa) {
     check(ort, ort.create_custom_op_domain(kDomain, &handle));
     check(ort, ort.custom_op_domain_add(handle, &tree_attention_));
+    check(ort, ort.custom_op_domain_add(handle, &tree_attention_bf16_));
     check(ort, ort.custom_op_domain_add(handle, &quant_linear_));
     check(ort, ort.custom_op_domain_add(handle, &quant_embedding_));
     check(ort, ort.custom_op_domain_add(handle, &top_logprobs_));
@@ -27,7 +33,8 @@ class Domain {
   OrtCustomOpDomain* handle = nullptr;
 
  private:
-  Op<TreeAttention> tree_attention_;
+  Op<TreeAttention<float>> tree_attention_;
+  Op<TreeAttention<Bf16>> tree_attention_bf16_;
   Op<QuantLinear> quant_linear_;
   Op<QuantEmbedding> quant_embedding_;
   Op<TopLogprobs> top_logprobs_;

@@ -75,10 +75,22 @@ int64_t rows_of_task(int64_t heads, int64_t head_tasks, int64_t new_rows, int64_
   return rows;
 }
 
+void put(float number, float* to) { *to = number; }
+
+// To the nearest, of two the even one; NaN stays NaN.
+void put(float number, Bf16* to) {
+  uint32_t bits;
+  std::memcpy(&bits, &number, sizeof bits);
+  const uint32_t rounded = bits + 0x7FFF + (bits >> 16 & 1);
+  to->bits = static_cast<uint16_t>((std::isnan(number) ? bits | 0x400000 : rounded) >> 16);
+}
+
 }  // namespace
 
-struct TreeAttention::Inputs {
-  Tensor<float> query, key, value, past_key, past_value;
+template <class Cache>
+struct TreeAttention<Cache>::Inputs {
+  Tensor<float> query, key, value;
+  Tensor<Cache> past_key, past_value;
   Tensor<bool> tree_mask;
   Tensor<int64_t> kv_length;
   Tensor<float> cosines, sines, sinks;
@@ -88,7 +100,8 @@ struct TreeAttention::Inputs {
   int64_t half() const { return cosines.given ? cosines.shape[2] : 0; }
 };
 
-TreeAttention::TreeAttention(const Attributes& attributes)
+template <class Cache>
+TreeAttention<Cache>::TreeAttention(const Attributes& attributes)
     : kernel_(kernel_of(attributes.isa)),
       heads_(attributes.integer("num_heads")),
       kv_heads_(attributes.integer("kv_num_heads")),
@@ -102,12 +115,13 @@ TreeAttention::TreeAttention(const Attributes& attributes)
   require(std::isfinite(softcap_) && softcap_ >= 0, "softcap is ", softcap_, ", expected 0 for none or more");
 }
 
-TreeAttention::Inputs TreeAttention::checked_inputs(const Context& context) const {
+template <class Cache>
+typename TreeAttention<Cache>::Inputs TreeAttention<Cache>::checked_inputs(const Context& context) const {
   Inputs in{context.input<float>(0, "query"),
             context.input<float>(1, "key"),
             context.input<float>(2, "value"),
-            context.input<float>(3, "past_key"),
-            context.input<float>(4, "past_value"),
+            context.input<Cache>(3, "past_key"),
+            context.input<Cache>(4, "past_value"),
             context.input<bool>(5, "tree_mask"),
             context.input<int64_t>(6, "kv_length"),
             context.input<float>(7, "cos"),
@@ -156,14 +170,15 @@ TreeAttention::Inputs TreeAttention::checked_inputs(const Context& context) cons
   return in;
 }
 
-void TreeAttention::compute(const Context& context) const {
+template <class Cache>
+void TreeAttention<Cache>::compute(const Context& context) const {
   const Inputs in = checked_inputs(context);
   const TreeAttentionPaths paths =
       paths_from_mask(in.tree_mask.data, in.kv_length.data, in.slots, in.new_rows, in.total, window_);
 
   float* out = context.output<float>(0, {in.slots, in.new_rows, heads_ * in.head_dim});
-  float* keys = context.output<float>(1, in.past_key.shape);
-  float* values = context.output<float>(2, in.past_value.shape);
+  Cache* keys = context.output<Cache>(1, in.past_key.shape);
+  Cache* values = context.output<Cache>(2, in.past_value.shape);
   if (keys != in.past_key.data) std::copy_n(in.past_key.data, in.past_key.shape.elements(), keys);
   if (values != in.past_value.data) std::copy_n(in.past_value.data, in.past_value.shape.elements(), values);
 
@@ -178,6 +193,7 @@ void TreeAttention::compute(const Context& context) const {
   call.interleaved = interleaved_;
   call.keys = keys;
   call.values = values;
+  call.bf16 = kCache == kOrtBf16;
   call.sinks = in.sinks.given ? in.sinks.data : nullptr;
   call.paths = paths.rows.data();
   call.out = out;
@@ -196,7 +212,8 @@ void TreeAttention::compute(const Context& context) const {
 }
 
 // Rotates the new keys and writes them and the new values where they belong in the cache.
-void TreeAttention::append_rows(const Context& context, const Inputs& in, float* keys, float* values) const {
+template <class Cache>
+void TreeAttention<Cache>::append_rows(const Context& context, const Inputs& in, Cache* keys, Cache* values) const {
   const int64_t head_dim = in.head_dim;
   const int64_t stride = in.packed() ? in.query.shape[2] : kv_heads_ * head_dim;
   const float* new_keys = in.packed() ? in.query.data + heads_ * head_dim : in.key.data;
@@ -211,9 +228,12 @@ void TreeAttention::append_rows(const Context& context, const Inputs& in, float*
       const int64_t place = in.kv_length.data[slot] + in.total - in.new_rows + i;
       rotate(new_keys + row * stride + head * head_dim, rotated.data(), head_dim, in.cosines.data + row * in.half(),
              in.sines.data + row * in.half(), in.half(), interleaved_);
-      float* key = keys + cache + place / kBlock * kBlock * head_dim + place % kBlock;
-      for (int64_t d = 0; d < head_dim; ++d) key[d * kBlock] = rotated[d];
-      std::copy_n(new_values + row * stride + head * head_dim, head_dim, values + cache + place * head_dim);
+      Cache* key = keys + cache + place / kBlock * kBlock * head_dim + place % kBlock;
+      const float* new_value = new_values + row * stride + head * head_dim;
+      for (int64_t d = 0; d < head_dim; ++d) {
+        put(rotated[d], key + d * kBlock);
+        put(new_value[d], values + cache + place * head_dim + d);
+      }
     }
   };
   const size_t heads = static_cast<size_t>(in.slots * kv_heads_);
@@ -224,7 +244,8 @@ void TreeAttention::append_rows(const Context& context, const Inputs& in, float*
   }
 }
 
-std::vector<TreeAttentionTask> TreeAttention::cut(const Inputs& in, const TreeAttentionPaths& paths) const {
+template <class Cache>
+std::vector<TreeAttentionTask> TreeAttention<Cache>::cut(const Inputs& in, const TreeAttentionPaths& paths) const {
   const int64_t group = heads_ / kv_heads_;
   const int64_t parts = (group + kTreeAttentionPairs - 1) / kTreeAttentionPairs;
   const int64_t heads = (group + parts - 1) / parts;
@@ -252,5 +273,8 @@ std::vector<TreeAttentionTask> TreeAttention::cut(const Inputs& in, const TreeAt
   }
   return tasks;
 }
+
+template class TreeAttention<float>;
+template class TreeAttention<Bf16>;
 
 }  // namespace eagle

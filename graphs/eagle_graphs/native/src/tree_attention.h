@@ -15,10 +15,13 @@
 //     sinks          [Hq]
 //     out            [B, Q, Hq*D]
 //     present_*      as past_*; where both are one buffer the new rows are written in place
+//
+// The caches are float or bfloat16, to which new rows are rounded before any row sees them; all else is float.
 #pragma once
 
 #include <vector>
 
+#include "bf16.h"
 #include "op.h"
 #include "tree_attention_kernel.h"
 
@@ -31,22 +34,24 @@ struct TreeAttentionPaths {
   std::vector<int32_t> branches;   // what `rows` points to
 };
 
+template <class Cache>
 class TreeAttention {
  public:
   static constexpr const char* kName = "TreeAttention";
+  static constexpr OrtElementType kCache = sizeof(Cache) == sizeof(float) ? kOrtFloat : kOrtBf16;
   static constexpr Port kInputs[] = {
       {kOrtFloat},               // query
       {kOrtFloat, kOrtOptional}, // key
       {kOrtFloat, kOrtOptional}, // value
-      {kOrtFloat},               // past_key
-      {kOrtFloat},               // past_value
+      {kCache},                  // past_key
+      {kCache},                  // past_value
       {kOrtBool},                // tree_mask
       {kOrtInt64},               // kv_length
       {kOrtFloat, kOrtOptional}, // cos
       {kOrtFloat, kOrtOptional}, // sin
       {kOrtFloat, kOrtOptional}, // sinks
   };
-  static constexpr Port kOutputs[] = {{kOrtFloat}, {kOrtFloat}, {kOrtFloat}};
+  static constexpr Port kOutputs[] = {{kOrtFloat}, {kCache}, {kCache}};
 
   explicit TreeAttention(const Attributes& attributes);
   void compute(const Context& context) const;
@@ -54,7 +59,7 @@ class TreeAttention {
  private:
   struct Inputs;
   Inputs checked_inputs(const Context& context) const;
-  void append_rows(const Context& context, const Inputs& in, float* keys, float* values) const;
+  void append_rows(const Context& context, const Inputs& in, Cache* keys, Cache* values) const;
   std::vector<TreeAttentionTask> cut(const Inputs& in, const TreeAttentionPaths& paths) const;
 
   TreeAttentionKernel kernel_;
@@ -62,5 +67,8 @@ class TreeAttention {
   float scale_, softcap_;
   bool interleaved_;
 };
+
+extern template class TreeAttention<float>;
+extern template class TreeAttention<Bf16>;
 
 }  // namespace eagle

@@ -22,8 +22,9 @@ struct TreeAttentionCall {
   const float* sines;
   int64_t half;
   bool interleaved;
-  const float* keys;    // [B, Hkv, C/16, D, 16]
-  const float* values;  // [B, Hkv, C, D]
+  const void* keys;     // [B, Hkv, C/16, D, 16]
+  const void* values;   // [B, Hkv, C, D]
+  bool bf16;            // the type of keys and values: Bf16, or float
   const float* sinks;   // [Hq]; null: none
   const RowPath* paths;  // [B, Q]
   float* out;           // [B, Q, Hq*D]

@@ -19,6 +19,8 @@ constexpr int64_t kLanes = 16;
 // What one pass over the groups leaves in the first-level cache: 4 blocks of keys, 64 values.
 constexpr int64_t kBlocksOfPass = 4;
 constexpr int64_t kValuesOfPass = 64;
+// A head's keys, or values, that stay in the second-level cache until they are used.
+constexpr int64_t kNearBytes = 256 << 10;
 
 // Blocks of keys, or vectors of a value, that are worked on at once for so many pairs.
 constexpr int side_by_side(int pairs) {
@@ -30,10 +32,11 @@ inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t rounded_up(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
-// Scores of kPairs queries with the 16 * kBlocks keys of consecutive blocks.
-template <int kPairs, int kBlocks>
-inline void score(const float* queries, const float* keys, int64_t head_dim, Lanes scale, float softcap, float* scores,
-                  int64_t stride) {
+// Scores of kPairs queries with the 16 * kBlocks keys of consecutive blocks. `ahead`: how far behind a key that is which
+// memory is asked for meanwhile; a block may fill a page, where the CPU's own prefetching ends.
+template <int kPairs, int kBlocks, class Cache>
+inline void score(const float* queries, const Cache* keys, int64_t ahead, int64_t head_dim, Lanes scale, float softcap,
+                  float* scores, int64_t stride) {
   Lanes sums[kPairs][kBlocks];
   for (int pair = 0; pair < kPairs; ++pair) {
     for (int block = 0; block < kBlocks; ++block) sums[pair][block] = broadcast(0.0f);
@@ -41,10 +44,9 @@ inline void score(const float* queries, const float* keys, int64_t head_dim, Lan
   for (int64_t d = 0; d < head_dim; ++d) {
     Lanes key[kBlocks];
     for (int block = 0; block < kBlocks; ++block) {
-      const float* from = keys + (block * head_dim + d) * kLanes;
+      const Cache* from = keys + (block * head_dim + d) * kLanes;
       key[block] = load(from);
-      // The next blocks: a block fills a page, where the CPU's own prefetching ends.
-      __builtin_prefetch(from + kBlocks * head_dim * kLanes);
+      __builtin_prefetch(from + ahead, 0, 2);
     }
     for (int pair = 0; pair < kPairs; ++pair) {
       const Lanes query = broadcast(queries[d * kPairs + pair]);
@@ -63,10 +65,10 @@ inline void score(const float* queries, const float* keys, int64_t head_dim, Lan
 }
 
 // sums[pair][0 .. 16 * kVectors) += weights[pair][i] * values[i], for i in [0, count) in order. kPart: only the first
-// `width` numbers of the one vector.
-template <int kPairs, int kVectors, bool kPart>
-inline void weigh(const float* weights, int64_t stride, const float* values, int64_t head_dim, int64_t count,
-                  float* sums, int64_t sums_stride, int width) {
+// `width` numbers of the one vector. `ahead`: as in score().
+template <int kPairs, int kVectors, bool kPart, class Cache>
+inline void weigh(const float* weights, int64_t stride, const Cache* values, int64_t ahead, int64_t head_dim,
+                  int64_t count, float* sums, int64_t sums_stride, int width) {
   Lanes sum[kPairs][kVectors];
   for (int pair = 0; pair < kPairs; ++pair) {
     for (int vector = 0; vector < kVectors; ++vector) {
@@ -76,8 +78,9 @@ inline void weigh(const float* weights, int64_t stride, const float* values, int
   for (int64_t i = 0; i < count; ++i) {
     Lanes value[kVectors];
     for (int vector = 0; vector < kVectors; ++vector) {
-      const float* from = values + i * head_dim + vector * kLanes;
+      const Cache* from = values + i * head_dim + vector * kLanes;
       value[vector] = kPart ? load_first(from, width) : load(from);
+      __builtin_prefetch(from + ahead, 0, 2);
     }
     for (int pair = 0; pair < kPairs; ++pair) {
       const Lanes weight = broadcast(weights[pair * stride + i]);
@@ -94,12 +97,12 @@ inline void weigh(const float* weights, int64_t stride, const float* values, int
 }
 
 // The two above for a number of pairs that is known only at run time, over any number of blocks and any D.
-template <int kPairs = kGroup>
-void score_blocks(int pairs, const float* queries, const float* keys, int64_t head_dim, int64_t blocks, float scale,
-                  float softcap, float* scores, int64_t stride) {
+template <int kPairs = kGroup, class Cache>
+void score_blocks(int pairs, const float* queries, const Cache* keys, int64_t ahead, int64_t head_dim, int64_t blocks,
+                  float scale, float softcap, float* scores, int64_t stride) {
   if (pairs < kPairs) {
     if constexpr (kPairs > 1) {
-      score_blocks<kPairs - 1>(pairs, queries, keys, head_dim, blocks, scale, softcap, scores, stride);
+      score_blocks<kPairs - 1>(pairs, queries, keys, ahead, head_dim, blocks, scale, softcap, scores, stride);
     }
     return;
   }
@@ -107,34 +110,34 @@ void score_blocks(int pairs, const float* queries, const float* keys, int64_t he
   const Lanes scales = broadcast(scale);
   int64_t block = 0;
   for (; block + kBlocks <= blocks; block += kBlocks) {
-    score<kPairs, kBlocks>(queries, keys + block * kLanes * head_dim, head_dim, scales, softcap,
+    score<kPairs, kBlocks>(queries, keys + block * kLanes * head_dim, ahead, head_dim, scales, softcap,
                            scores + block * kLanes, stride);
   }
   for (; block < blocks; ++block) {
-    score<kPairs, 1>(queries, keys + block * kLanes * head_dim, head_dim, scales, softcap, scores + block * kLanes,
-                     stride);
+    score<kPairs, 1>(queries, keys + block * kLanes * head_dim, ahead, head_dim, scales, softcap,
+                     scores + block * kLanes, stride);
   }
 }
 
-template <int kPairs = kGroup>
-void weigh_values(int pairs, const float* weights, int64_t stride, const float* values, int64_t head_dim,
-                  int64_t count, float* sums, int64_t sums_stride) {
+template <int kPairs = kGroup, class Cache>
+void weigh_values(int pairs, const float* weights, int64_t stride, const Cache* values, int64_t ahead,
+                  int64_t head_dim, int64_t count, float* sums, int64_t sums_stride) {
   if (pairs < kPairs) {
     if constexpr (kPairs > 1) {
-      weigh_values<kPairs - 1>(pairs, weights, stride, values, head_dim, count, sums, sums_stride);
+      weigh_values<kPairs - 1>(pairs, weights, stride, values, ahead, head_dim, count, sums, sums_stride);
     }
     return;
   }
   constexpr int kVectors = side_by_side(kPairs);
   int64_t d = 0;
   for (; d + kVectors * kLanes <= head_dim; d += kVectors * kLanes) {
-    weigh<kPairs, kVectors, false>(weights, stride, values + d, head_dim, count, sums + d, sums_stride, kLanes);
+    weigh<kPairs, kVectors, false>(weights, stride, values + d, ahead, head_dim, count, sums + d, sums_stride, kLanes);
   }
   for (; d + kLanes <= head_dim; d += kLanes) {
-    weigh<kPairs, 1, false>(weights, stride, values + d, head_dim, count, sums + d, sums_stride, kLanes);
+    weigh<kPairs, 1, false>(weights, stride, values + d, ahead, head_dim, count, sums + d, sums_stride, kLanes);
   }
   if (d < head_dim) {
-    weigh<kPairs, 1, true>(weights, stride, values + d, head_dim, count, sums + d, sums_stride,
+    weigh<kPairs, 1, true>(weights, stride, values + d, ahead, head_dim, count, sums + d, sums_stride,
                            static_cast<int>(head_dim - d));
   }
 }
@@ -164,6 +167,7 @@ float weights_from_scores(float* scores, int64_t from, int64_t count, const floa
 }
 
 // Up to kGroup pairs of a task: consecutive rows with the task's heads, or some heads of one row.
+template <class Cache>
 class Group {
  public:
   void start(const TreeAttentionCall& call, const TreeAttentionTask& task, int64_t first_pair, int64_t first_logical,
@@ -179,8 +183,9 @@ class Group {
     sums_ = sums;
     sums_stride_ = rounded_up(call.head_dim);
     const int64_t key_head = task.slot * call.kv_heads + task.kv_head;
-    keys_ = call.keys + key_head * call.capacity * call.head_dim;
-    values_ = call.values + key_head * call.capacity * call.head_dim;
+    keys_ = static_cast<const Cache*>(call.keys) + key_head * call.capacity * call.head_dim;
+    values_ = static_cast<const Cache*>(call.values) + key_head * call.capacity * call.head_dim;
+    look_ahead();
     seen_end_ = common_first_ = 0;
     common_end_ = call.capacity;
     for (int pair = 0; pair < pairs_; ++pair) {
@@ -197,8 +202,8 @@ class Group {
   void score_rows(int64_t from, int64_t to) {
     to = least(to, rounded_up(seen_end_));
     if (from >= to) return;
-    score_blocks(pairs_, queries_, keys_ + from * call_->head_dim, call_->head_dim, (to - from) / kLanes, call_->scale,
-                 call_->softcap, scores_ + (from - base_), stride_);
+    score_blocks(pairs_, queries_, keys_ + from * call_->head_dim, key_ahead_, call_->head_dim, (to - from) / kLanes,
+                 call_->scale, call_->softcap, scores_ + (from - base_), stride_);
   }
 
   // Puts the scores into logical order, makes them weights, and weighs the values that come before the common ones.
@@ -223,7 +228,8 @@ class Group {
     from = most(from, common_first_);
     to = least(to, common_end_);
     if (from >= to) return;
-    weigh_values(pairs_, weights(0, from), stride_, value(from), head_dim(), to - from, sums_, sums_stride_);
+    weigh_values(pairs_, weights(0, from), stride_, value(from), value_ahead_, head_dim(), to - from, sums_,
+                 sums_stride_);
   }
 
   // Weighs the values that come after the common ones, and writes the results.
@@ -250,7 +256,15 @@ class Group {
     return static_cast<int>(least(pairs_ - pair, task_->heads - (first_pair_ + pair) % task_->heads));
   }
   const float* weights(int pair, int64_t logical) const { return scores_ + pair * stride_ + (logical - base_); }
-  const float* value(int64_t row) const { return values_ + row * call_->head_dim; }
+  const Cache* value(int64_t row) const { return values_ + row * call_->head_dim; }
+
+  // What is near while keys are scored: their values; while values are weighed: the next head's keys. Of a long sequence
+  // they would be gone before their time: then the next blocks of keys.
+  void look_ahead() {
+    const bool stays = task_->seen_rows * head_dim() * int64_t{sizeof(Cache)} <= kNearBytes;
+    key_ahead_ = stays ? values_ - keys_ : kBlocksOfPass * kLanes * head_dim();
+    value_ahead_ = stays ? keys_ - values_ + call_->capacity * head_dim() : 0;
+  }
 
   // [D][pairs], rotated.
   void pack_queries() {
@@ -270,7 +284,7 @@ class Group {
 
   // `count` values from the buffer's `row` on, with the weights from `logical` on, for the pairs of one row.
   void weigh_run(int pair, int64_t logical, int64_t row, int64_t count) {
-    weigh_values(run_of(pair), weights(pair, logical), stride_, value(row), head_dim(), count,
+    weigh_values(run_of(pair), weights(pair, logical), stride_, value(row), 0, head_dim(), count,
                  sums_ + pair * sums_stride_, sums_stride_);
   }
 
@@ -293,14 +307,16 @@ class Group {
   int64_t stride_;
   float* sums_;       // [pairs, D rounded up to 16]
   int64_t sums_stride_;
-  const float* keys_;
-  const float* values_;
+  const Cache* keys_;
+  const Cache* values_;
+  int64_t key_ahead_, value_ahead_;
   int64_t seen_end_;
   int64_t common_first_, common_end_;  // logical: the straight rows that every pair sees
   float sum_of_weights_[kGroup];
 };
 
-void attend(const TreeAttentionCall& call, const TreeAttentionTask& task, float* scratch) {
+template <class Cache>
+void attend_over(const TreeAttentionCall& call, const TreeAttentionTask& task, float* scratch) {
   const RowPath* paths = call.paths + task.slot * call.new_rows + task.first_row;
   int64_t first = paths[0].first;
   for (int64_t row = 1; row < task.rows; ++row) first = least(first, paths[row].first);
@@ -311,7 +327,7 @@ void attend(const TreeAttentionCall& call, const TreeAttentionTask& task, float*
   float* const scores = scratch;
   float* const sums = scores + pairs * stride;
   float* const queries = sums + pairs * rounded_up(call.head_dim);
-  Group groups[kTreeAttentionPairs];
+  Group<Cache> groups[kTreeAttentionPairs];
   int count = 0;
   for (int64_t pair = 0; pair < pairs; pair += kGroup) {
     groups[count++].start(call, task, pair, first, queries + pair * call.head_dim, scores + pair * stride, stride,
@@ -326,6 +342,10 @@ void attend(const TreeAttentionCall& call, const TreeAttentionTask& task, float*
     for (int group = 0; group < count; ++group) groups[group].weigh_common(row, row + kValuesOfPass);
   }
   for (int group = 0; group < count; ++group) groups[group].finish();
+}
+
+void attend(const TreeAttentionCall& call, const TreeAttentionTask& task, float* scratch) {
+  call.bf16 ? attend_over<Bf16>(call, task, scratch) : attend_over<float>(call, task, scratch);
 }
 
 }  // namespace
