@@ -48,6 +48,7 @@ Labels = Annotated[LabelKind, typer.Option(help="The target's distribution, or t
 Bf16 = Annotated[bool, typer.Option("--bf16/--fp32", help="Products in bfloat16.")]
 Cache = Annotated[bool, typer.Option(help="Keep the target's hidden states on disk, for more passes and heads.")]
 Seed = Annotated[int, typer.Option(help="Of weights, order and noise.")]
+Checks = Annotated[int, typer.Option(min=1, help="How often to measure on held-out conversations, and to save.")]
 Unroll = Annotated[int, typer.Option(help="Steps of EAGLE-3's training-time test.")]
 Lr = Annotated[float, typer.Option(help="Largest learning rate.")]
 Thin = Annotated[float, typer.Option(help="Share of the rows that go on to the next step.")]
@@ -127,6 +128,7 @@ def head(
     device: Device = "cpu",
     threads: Annotated[int | None, typer.Option(min=1)] = None,
     seed: Seed = 0,
+    checks: Checks = 20,
 ) -> None:
     """Trains a head."""
     import torch
@@ -152,6 +154,7 @@ def head(
         labels=labels.value,
         bf16=bf16,
         seed=seed,
+        checks=checks,
     )
     options = HeadOptions(
         kind=kind.value,
@@ -213,6 +216,7 @@ def ablations(
     cache: Cache = True,
     device: Device = "cpu",
     seed: Seed = 0,
+    checks: Checks = 20,
 ) -> None:
     """Trains heads that lack a part of EAGLE, each on as many tokens, and compares them."""
     from tools.train.ablations import AblationOptions, run_ablations
@@ -228,6 +232,7 @@ def ablations(
         labels=labels.value,
         bf16=bf16,
         seed=seed,
+        checks=checks,
     )
     options = HeadOptions(
         kind="eagle3",

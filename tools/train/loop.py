@@ -21,8 +21,6 @@ from tools.train.model import DraftHead
 from tools.train.objective import Objective
 from tools.train.options import Options
 
-CHECKS = 20
-"""How often a run is measured on held-out conversations and saved."""
 HELD_OUT_CONVERSATIONS = 48
 """At most, spread over all of them."""
 
@@ -109,11 +107,11 @@ class Trainer:
         while run.tokens < options.tokens:
             batches = order(self._answers, self._training, rows=options.batch, seed=options.seed, epoch=run.epoch)
             for numbers in batches[run.batch :]:
-                checks = run.tokens * CHECKS // options.tokens
+                checks = run.tokens * options.checks // options.tokens
                 tokens = self._step(numbers, since)
                 run.tokens, run.batch = run.tokens + tokens, run.batch + 1
                 on_step(tokens)
-                if run.tokens * CHECKS // options.tokens > checks:
+                if run.tokens * options.checks // options.tokens > checks:
                     point = since.point(run.tokens, self.measure())
                     since = _Since()
                     run.history.append(asdict(point))

@@ -37,11 +37,14 @@ class Options:
     """The target's own distribution, or the token that the data has."""
     bf16: bool = True
     seed: int = 0
+    checks: int = 20
+    """How often the head is measured on held-out conversations and saved."""
 
     def __post_init__(self) -> None:
         for name, low, high in (
             *(("tokens", 1, math.inf), ("batch", 1, math.inf), ("unroll", 1, 16), ("lr", 0, 1)),
             *(("warmup", 0, 1), ("ramp", 0, 1), ("decay", 0, 10), ("thin", 0.01, 1), ("clip", 0, math.inf)),
+            ("checks", 1, math.inf),
         ):
             if not low <= getattr(self, name) <= high:
                 raise EagleError(f"--{name} is {getattr(self, name)}; expected {low} to {high}")
