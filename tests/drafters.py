@@ -68,6 +68,11 @@ class Scripted:
         if self.head is not None:
             self.head.observe(features, path, tokens)
 
+    def clear(self) -> None:
+        self.rows = 0
+        if self.head is not None:
+            self.head.clear()
+
     def catch_up(self, tokens: Sequence[int]) -> None:
         if self.head is not None:
             self.head.catch_up(tokens)

@@ -8,8 +8,9 @@ computes with the very ONNX that an engine is built from.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,10 @@ _TYPES = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
 }
+
+
+STREAMS: dict[int, Callable[[Callable[[], object]], object]] = {0: lambda work: work()}
+"""How each stream, by its handle, does what is put on it."""
 
 
 class Severity(IntEnum):
@@ -60,28 +65,27 @@ class Context:
         return True
 
     def execute_async_v3(self, stream: int) -> bool:
+        STREAMS[stream](partial(self._execute, dict(self._addresses)))
+        return True
+
+    def _execute(self, addresses: dict[str, int]) -> None:
         sizes = {"B": 1}
         if "logit_rows" in self._shapes:  # else all its axes are fixed
             sizes |= {"Q": self._shapes["position_ids"][1], "R": self._shapes["logit_rows"][0]}
         feeds = {
-            value.name: self._array(value.name, value.type, self._shapes[value.name])
+            value.name: self._array(addresses[value.name], value.type, self._shapes[value.name])
             for value in self._session.get_inputs()
         }
         outputs = self._session.run(None, feeds)
         for value, array in zip(self._session.get_outputs(), outputs, strict=True):
             shape = [sizes.get(axis, axis) for axis in value.shape]
             assert list(array.shape) == shape
-            self._array(value.name, value.type, tuple(shape))[...] = array
-        return True
+            self._array(addresses[value.name], value.type, tuple(shape))[...] = array
 
-    def _array(self, name: str, kind: str, shape: tuple[int, ...]) -> np.ndarray:
+    def _array(self, address: int, kind: str, shape: tuple[int, ...]) -> np.ndarray:
         dtype = np.dtype(_TYPES[kind])
         size = int(np.prod(shape)) * dtype.itemsize
-        return (
-            np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(self._addresses[name]))
-            .view(dtype)
-            .reshape(shape)
-        )
+        return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)).view(dtype).reshape(shape)
 
 
 def weight_names(path: Path) -> frozenset[str]:

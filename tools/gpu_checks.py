@@ -68,11 +68,13 @@ def alternatives(bundle: Bundle) -> Iterator[tuple[str, Bundle]]:
 def check(
     bundle: Bundle, memory: DeviceMemory, prompts: list[list[dict[str, str]]], *, new_tokens: int
 ) -> dict[str, Any]:
-    """Every profile on every prompt."""
+    """Every profile on every prompt. Raises EagleError where something else than the engine would run."""
     profiles = [str(profile.nodes) for profile in bundle.manifest.profiles]
     with Session(
         bundle, profile=profiles[0], threads=None, kernels="auto", drafting="compiled", memory=memory
     ) as session:
+        if session.fallback is not None:
+            raise EagleError(session.fallback)
         room = max(bundle.manifest.limits.capacity - new_tokens, 1)  # a small cache takes the beginning of a prompt
         tokens = [session.tokenizer.encode(messages[-1]["content"]).ids[:room] for messages in prompts]
         return measure(session, tokens, ["plain", *profiles, "auto"], max_new_tokens=new_tokens)

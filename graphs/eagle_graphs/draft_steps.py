@@ -48,7 +48,7 @@ class _Ports:
     def between_inputs(self, step: int) -> tuple[Port, ...]:
         given = self._from_head(step)
         if step == 0:
-            return given
+            return given[:2]  # all children of the root are expanded, whatever their values
         return (*given, self._above(step), *([self._mask(step)] if step > 1 else []))
 
     def between_outputs(self, step: int) -> tuple[Port, ...]:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eagle_graphs import Candidates, EagleError, Profile, Tree, rerank, tree_from_parents
-from eagle_graphs.draft_steps import TREE
+from eagle_graphs.draft_steps import FROM_HEAD, TREE
 from eagle_graphs.dynamic_tree import Outputs, grow
 from eagle_graphs.manifest import HeadInfo
 from eagle_graphs.static_tree import static_tree
@@ -29,7 +29,6 @@ from eagle_runtime.kv_pool import KVSlot
 from eagle_runtime.sampled_tree import Proposal, grow_sampled
 from eagle_runtime.stats import PhaseClock
 
-_OUTPUTS = ("hidden_out", "topk_ids", "topk_logprobs")
 Floats = npt.NDArray[np.float32]
 
 
@@ -55,6 +54,10 @@ class Drafting(Protocol):
 
     def truncate(self, rows: int) -> None:
         """Forgets all rows from `rows` on, observed ones too."""
+        ...
+
+    def clear(self) -> None:
+        """Forgets everything, also whatever a pass that failed has left."""
         ...
 
 
@@ -92,6 +95,11 @@ class Drafter:
         """See `Drafting`."""
         self._features.truncate(max(rows - self._slot.length, 0))
         self._slot.truncate(min(rows, self._slot.length))
+
+    def clear(self) -> None:
+        """See `Drafting`."""
+        self._features.truncate(0)
+        self._slot.clear()
 
     def catch_up(self, tokens: Sequence[int]) -> None:
         """See `Drafting`."""
@@ -160,7 +168,7 @@ class Drafter:
     def _extend(self, tokens: Sequence[int], rows: int) -> Call:
         """Commits so many draft rows with the features that wait and the tokens that follow them."""
         start, given = self._slot.reserve(rows), self._features.given
-        call = self._graph.call(self._slot.index, outputs=_OUTPUTS, given=given, Q=rows, S=rows, R=1)
+        call = self._graph.call(self._slot.index, outputs=FROM_HEAD, given=given, Q=rows, S=rows, R=1)
         self._feed(call, tokens, rows, start)
         call.run()
         self._slot.commit(range(rows))
@@ -225,7 +233,7 @@ class Drafter:
     ) -> Call:
         """A pass over Q nodes of a level: tokens [Q], hidden [Q, h], mask [Q, S] over the reserved rows so far."""
         rows, seen = mask.shape
-        call = self._graph.call(self._slot.index, outputs=_OUTPUTS, Q=rows, S=seen, R=rows)
+        call = self._graph.call(self._slot.index, outputs=FROM_HEAD, Q=rows, S=seen, R=rows)
         inputs = call.inputs
         inputs["token_ids"][0] = tokens
         inputs["hidden"][0] = hidden

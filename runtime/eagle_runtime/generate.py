@@ -92,9 +92,9 @@ class SlotState:
 
     def reset(self) -> None:
         """Forgets everything, also what a pass that failed left half done."""
-        self.verifier.truncate(0)
+        self.verifier.clear()
         if self.drafter is not None:
-            self.drafter.truncate(0)
+            self.drafter.clear()
         self.tokens.clear()
 
 

@@ -6,7 +6,8 @@ One buffer holds all layers, so that committing an accepted path is one copy. A 
     [length, length + reserved)  a pass under way: written by the graph, seen by nobody else
 
 `commit` keeps a path of the reserved rows, `rollback` none of them; neither clears anything, since a
-row beyond `length` is never read before it is written again.
+row beyond `length` counts for nothing before it is written again. (Graphs that attend to the whole buffer under a
+mask do read it: NaN there would spread, which is why a slot is cleared after a pass that failed.)
 
 Where the graphs keep keys in blocks of b rows, the key of row r is column r % b of block r // b.
 """
@@ -53,6 +54,10 @@ class SlotPool(ABC):
         return len(self._free)
 
     @abstractmethod
+    def clear(self, slot: int) -> None:
+        """Sees to it that nothing of the past reaches a slot's next pass, not even NaN in rows that are masked."""
+
+    @abstractmethod
     def move(self, slot: int, source: npt.NDArray[np.intp], start: int) -> None:
         """Copies the rows `source` of a slot, rising, to the rows from `start` on, each at or below its source."""
 
@@ -87,6 +92,9 @@ class KVPool(SlotPool):
         keys = self.keys if self.key_block > 1 else self.buffer[:, 0]
         parts = (cache[layer, slot : slot + 1] for layer in range(layers) for cache in (keys, self.values))
         return dict(zip(cache_names(prefix, layers), parts, strict=True))
+
+    def clear(self, slot: int) -> None:
+        """See `SlotPool.clear`. The graphs of a host read no row beyond the committed ones and their own."""
 
     def move(self, slot: int, source: npt.NDArray[np.intp], start: int) -> None:
         """See `SlotPool.move`. Row by row, since the rows are few and slices cost less than lists of indices."""
@@ -141,6 +149,11 @@ class KVSlot:
     def rollback(self) -> None:
         """Keeps none of the reserved rows."""
         self.reserved = 0
+
+    def clear(self) -> None:
+        """Forgets all rows, and whatever was written."""
+        self.truncate(0)
+        self.pool.clear(self.index)
 
     def truncate(self, length: int) -> None:
         """Forgets the committed rows from `length` on."""

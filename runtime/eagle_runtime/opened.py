@@ -61,34 +61,32 @@ def open_state(
     if not mode.drafts:
         return Opened(state=SlotState(verifier=verifier, drafter=None), graphs=[target.graph])
     draft = open_draft(bundle, engine, threads=threads, memory=memory)
-    graphs: list[Closing] = [target.graph, draft.graph]
     manifest = bundle.manifest
-    rounds: Rounds = level_by_level
-    whole: DeviceRounds | None = None
+    drafting: Rounds = level_by_level
+    whole: Rounds = level_by_level
+    graphs: list[Closing] = [target.graph, draft.graph]
     if compiled and memory is not None:
         assert isinstance(target.graph, DeviceGraph)
-        rounds = DeviceRounds(bundle, engine, memory, draft)
-        whole = DeviceRounds(bundle, engine, memory, draft, Verifying(target=target.graph, slot=slot.index))
-        graphs = [rounds, whole, *graphs]
+        on_device = DeviceRounds(bundle, engine, memory, draft, Verifying(target=target.graph, slot=slot.index))
+        drafting, whole = on_device.drafting, on_device.whole
+        graphs = [on_device, *graphs]
     elif compiled:
         assert isinstance(draft.pool, KVPool)
-        rounds = DraftRounds(bundle, engine, draft.pool, threads=threads)
-        graphs = [rounds, *graphs]
-    for profile in manifest.profiles if compiled else ():  # opened here rather than in the first round
-        if mode.options is not None:
-            rounds(profile)
-        elif profile == mode.profile:
-            (whole or rounds)(profile)
+        drafting = on_host = DraftRounds(bundle, engine, draft.pool, threads=threads)
+        graphs = [on_host, *graphs]
+    for profile in manifest.profiles:  # opened here rather than in the first round
+        if mode.options is not None or (profile == mode.profile and whole(profile) is None):
+            drafting(profile)
     drafter = Drafter(
         draft.graph,
         draft.pool.acquire(),
         manifest.head,
         _features(bundle, memory),
         chunk=manifest.limits.prefill_chunk,
-        rounds=rounds,
+        rounds=drafting,
     )
-    whole_rounds = None if whole is None else WholeRounds(drafter, verifier, whole)
-    return Opened(state=SlotState(verifier=verifier, drafter=drafter, whole_rounds=whole_rounds), graphs=graphs)
+    state = SlotState(verifier=verifier, drafter=drafter, whole_rounds=WholeRounds(drafter, verifier, whole))
+    return Opened(state=state, graphs=graphs)
 
 
 def _features(bundle: Bundle, memory: DeviceMemory | None) -> Features:

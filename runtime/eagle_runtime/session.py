@@ -78,9 +78,14 @@ class Session:
             )
         """The compiled graphs in use, and how exact they are; and why they are not the bundle's first, or None."""
         self._learned = Learned(bundle, self.engine, threads=threads, drafting=drafting)
-        opened = open_state(
-            bundle, self.engine, self._mode, threads=threads, compiled=drafting == "compiled", memory=memory
-        )
+        try:
+            opened = open_state(
+                bundle, self.engine, self._mode, threads=threads, compiled=drafting == "compiled", memory=memory
+            )
+        except BaseException:
+            if memory is not None:
+                memory.close()
+            raise
         self._state, self._graphs = opened.state, opened.graphs
 
     @classmethod

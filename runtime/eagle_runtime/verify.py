@@ -92,9 +92,9 @@ class Verifier:
         """Keeps the rows of an accepted path."""
         self._slot.commit(path)
 
-    def rollback(self) -> None:
-        """Keeps none of the rows of a pass."""
-        self._slot.rollback()
+    def clear(self) -> None:
+        """Forgets all rows, and whatever a pass that failed has left."""
+        self._slot.clear()
 
     def truncate(self, rows: int) -> None:
         """Forgets the committed rows from `rows` on."""

@@ -6,6 +6,7 @@ computes, and how fast, waits for tools/gpu_checks.sh.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import itertools
 import json
@@ -15,6 +16,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -32,32 +34,58 @@ from eagle_runtime.engines.base import Array
 from eagle_runtime.engines.memory import HostMemory
 from eagle_runtime.engines.select import engine_from_portable
 from eagle_runtime.generate import Round
+from eagle_runtime.session import DraftingMode
 from tests.portable import with_portable_graphs
-from tests.standin import tensorrt_standin
+from tests.standin import STREAMS, tensorrt_standin
 
 PROMPT = "the quick brown fox jumps over"
 
 
-class CountingMemory(HostMemory):
-    """Counts what a GPU would be made to wait for."""
+class LateMemory(HostMemory):
+    """Does what is asked for when it is waited for, as a GPU may, and counts what it is made to do."""
 
     def __init__(self) -> None:
         super().__init__()
         self.waits = self.recorded = self.replayed = self.fetched = 0
+        self._queue: list[Callable[[], object]] = []
+        self.stream = len(STREAMS)
+        STREAMS[self.stream] = self.do
+
+    def do(self, work: Callable[[], object]) -> None:
+        """Work of the device, in its turn."""
+        self._queue.append(work)
+
+    def upload(self, address: int, array: Array) -> None:
+        self.do(partial(super().upload, address, array))
 
     def download(self, array: Array, address: int) -> None:
+        self.do(partial(self._fetch, array, address))
+
+    def _fetch(self, array: Array, address: int) -> None:
         self.fetched += array.nbytes
         super().download(array, address)
 
+    def copy_rows(self, target: int, source: int, *, pitch: int, width: int, height: int) -> None:
+        self.do(partial(super().copy_rows, target, source, pitch=pitch, width=width, height=height))
+
+    def clear(self, address: int, size: int) -> None:
+        self.do(partial(super().clear, address, size))
+
     def synchronize(self) -> None:
         self.waits += 1
+        for work in self._queue:
+            work()
+        self._queue.clear()
 
     def record(self, enqueue: Callable[[], None]) -> Callable[[], None]:
         self.recorded += 1
+        waiting, self._queue = self._queue, []
+        enqueue()
+        recorded, self._queue = self._queue, waiting
 
         def replay() -> None:
             self.replayed += 1
-            enqueue()
+            self._queue += recorded
 
         return replay
 
@@ -118,11 +146,11 @@ def engines(bundle: Path) -> Engines:
     return engines
 
 
-def open_with(bundle: Path, standin: Any) -> tuple[Session, CountingMemory]:
-    memory = CountingMemory()
+def open_with(bundle: Path, standin: Any, drafting: DraftingMode = "compiled") -> tuple[Session, LateMemory]:
+    memory = LateMemory()
     with playing(standin):
         session = Session(
-            open_bundle(bundle), profile="8", threads=None, kernels="auto", drafting="compiled", memory=memory
+            open_bundle(bundle), profile="8", threads=None, kernels="auto", drafting=drafting, memory=memory
         )
     return session, memory
 
@@ -138,14 +166,14 @@ def playing(standin: Any) -> Iterator[None]:
 
 
 @pytest.fixture
-def opened(bundle: Path, engines: Engines) -> Iterator[Callable[[], tuple[Session, CountingMemory]]]:
+def opened(bundle: Path, engines: Engines) -> Iterator[Callable[[], tuple[Session, LateMemory]]]:
     standin = tensorrt_standin(engines)
     with playing(standin):
         yield lambda: open_with(bundle, standin)
 
 
 def test_frozen_passes_give_the_text_of_open_shapes_with_onnx_runtime_for_tensorrt(
-    tiny_bundle: Path, opened: Callable[[], tuple[Session, CountingMemory]]
+    tiny_bundle: Path, opened: Callable[[], tuple[Session, LateMemory]]
 ) -> None:
     session, _ = opened()
     with session, Session.open(tiny_bundle, profile="8", kernels="stock") as cpu:
@@ -159,7 +187,7 @@ def test_frozen_passes_give_the_text_of_open_shapes_with_onnx_runtime_for_tensor
 
 @pytest.mark.parametrize("profile", ["4", "8", "16"])
 def test_a_round_waits_once_and_is_recorded_once_with_onnx_runtime_for_tensorrt(
-    opened: Callable[[], tuple[Session, CountingMemory]], profile: str
+    opened: Callable[[], tuple[Session, LateMemory]], profile: str
 ) -> None:
     session, memory = opened()
     options = {"profile": profile, "max_new_tokens": 24, "ignore_eos": True}
@@ -175,8 +203,75 @@ def test_a_round_waits_once_and_is_recorded_once_with_onnx_runtime_for_tensorrt(
         assert memory.waits == memory.replayed == prompt + answer.stats.rounds
 
 
+@pytest.mark.parametrize("drafting", ["compiled", "stepwise"])
+def test_all_ways_of_asking_give_the_host_s_text_with_onnx_runtime_for_tensorrt(
+    tiny_bundle: Path, bundle: Path, engines: Engines, drafting: DraftingMode
+) -> None:
+    standin = tensorrt_standin(engines)
+    options: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
+    with playing(standin), Session.open(tiny_bundle, profile="8", kernels="stock") as cpu:
+        session, _ = open_with(bundle, standin, drafting=drafting)
+        for more in (
+            {"profile": "8"},
+            {"profile": "lookup"},
+            {"profile": "auto"},
+            {"profile": "8", "logprobs": 2},
+            {"profile": "16", "temperature": 0.9, "seed": 2},
+            {"profile": "4", "temperature": 1.0, "seed": 2, "verify_mode": "sampled"},
+        ):
+            found, expected = (each.generate(PROMPT, **options, **more) for each in (session, cpu))
+            assert found.token_ids == expected.token_ids, more
+            if "logprobs" in more:
+                assert [each.logprob for each in found.logprobs] == pytest.approx(
+                    [each.logprob for each in expected.logprobs], abs=1e-4
+                )
+        session.close()
+
+
+@pytest.mark.parametrize("profile", ["4", "8", "16"])
+def test_a_compiled_round_drafts_the_trees_of_single_passes_with_onnx_runtime_for_tensorrt(
+    bundle: Path, engines: Engines, profile: str
+) -> None:
+    """Texts are the target's with any tree: only the trees tell that a round drafts as it should."""
+    standin, trees = tensorrt_standin(engines), []
+    with playing(standin):
+        for drafting in ("compiled", "stepwise"):
+            session, _ = open_with(bundle, standin, drafting)
+            rounds = list[Round]()
+            with session:
+                session.generate(PROMPT, profile=profile, max_new_tokens=24, ignore_eos=True, on_round=rounds.append)
+            trees.append([(each.tree.tokens.tolist(), each.tree.parents.tolist()) for each in rounds])
+    assert trees[0] == trees[1]
+
+
+def test_nothing_of_a_pass_that_failed_is_left_after_a_reset_with_onnx_runtime_for_tensorrt(
+    opened: Callable[[], tuple[Session, LateMemory]],
+) -> None:
+    session, memory = opened()
+    options = {"profile": "8", "max_new_tokens": 16, "ignore_eos": True}
+    with session:
+        expected = session.generate(PROMPT, **options).token_ids
+        state = session._state
+        for slot in (state.verifier._slot, state.drafter._slot):
+            pool = slot.pool
+            ctypes.memset(pool.address, 0xFF, pool.slots * pool.slot_size)  # NaN
+        memory._held[state.drafter._features._ring].fill(0xFF)
+        session.reset()
+        assert session.generate(PROMPT, **options).token_ids == expected
+
+
+def test_an_engine_that_cannot_be_opened_leaves_nothing_with_onnx_runtime_for_tensorrt(
+    bundle: Path, engines: Engines
+) -> None:
+    standin = tensorrt_standin({data: own for data, own in engines.items() if data != b"draft"})
+    memory = LateMemory()
+    with playing(standin), pytest.raises(EagleError, match=r"cannot load draft\.engine"):
+        Session(open_bundle(bundle), profile="8", threads=None, kernels="auto", drafting="compiled", memory=memory)
+    assert not memory._held
+
+
 def test_a_greedy_round_fetches_the_tree_and_what_follows_its_nodes_with_onnx_runtime_for_tensorrt(
-    opened: Callable[[], tuple[Session, CountingMemory]],
+    opened: Callable[[], tuple[Session, LateMemory]],
 ) -> None:
     session, memory = opened()
     with session:
@@ -189,7 +284,7 @@ def test_a_greedy_round_fetches_the_tree_and_what_follows_its_nodes_with_onnx_ru
 
 
 def test_sampling_fetches_the_logits_of_the_nodes_walked_on_alone_with_onnx_runtime_for_tensorrt(
-    opened: Callable[[], tuple[Session, CountingMemory]],
+    opened: Callable[[], tuple[Session, LateMemory]],
 ) -> None:
     session, memory = opened()
     with session:
@@ -206,7 +301,7 @@ def test_sampling_fetches_the_logits_of_the_nodes_walked_on_alone_with_onnx_runt
 
 @pytest.mark.parametrize("profile", ["4", "8", "16"])
 def test_sampled_trees_have_passes_of_their_own_with_onnx_runtime_for_tensorrt(
-    tiny_bundle: Path, opened: Callable[[], tuple[Session, CountingMemory]], profile: str
+    tiny_bundle: Path, opened: Callable[[], tuple[Session, LateMemory]], profile: str
 ) -> None:
     session, _ = opened()
     options = {"max_new_tokens": 24, "temperature": 1.0, "seed": 1, "verify_mode": "sampled", "profile": profile}
@@ -235,7 +330,7 @@ def change_manifest(bundle: Path, edit: Callable[[Any], object]) -> None:
 
 
 def test_an_engine_without_weights_is_given_the_bundle_s_with_onnx_runtime_for_tensorrt(
-    opened: Callable[[], tuple[Session, CountingMemory]], stripped: Path, engines: Engines
+    opened: Callable[[], tuple[Session, LateMemory]], stripped: Path, engines: Engines
 ) -> None:
     options = {"max_new_tokens": 12, "ignore_eos": True}
     session, _ = opened()

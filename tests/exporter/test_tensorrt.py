@@ -19,6 +19,7 @@ from eagle_exporter.bundle import file_entries
 from eagle_exporter.gpu_options import TOLERANCE, GpuOptions
 from eagle_exporter.report import Report, Steps
 from eagle_graphs import EagleError, profiles_from_text
+from eagle_graphs.tensorrt import bundle as bundle_module
 from eagle_graphs.tensorrt.build import BuildLog, BuildOptions, build_engine
 from eagle_graphs.tensorrt.bundle import add_engines, frozen_graphs, read_manifest, write_manifest
 from eagle_graphs.tensorrt.report import EngineReport, report_from_engine
@@ -207,6 +208,24 @@ def test_engines_without_weights_want_a_gpu(eagle3: Exported, tmp_path: Path) ->
     stripped = replace(RTX, strip_weights=True, level=0)
     with pytest.raises(EagleError, match=r"engines without weights are built where there is a GPU: leave out --strip"):
         add_engines(eagle3.bundle, portable, stripped, progress=Silent(), log=tmp_path / "log")
+
+
+def test_steps_of_drafting_keep_their_few_constants(
+    eagle3: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stripped = dict[str, bool]()
+
+    def build(graph: Path, *arguments: Any, **more: Any) -> None:
+        stripped[graph.name] = arguments[3].strip_weights
+
+    monkeypatch.setattr(bundle_module, "build_engine", build)
+    monkeypatch.setattr(bundle_module, "report_from_engine", lambda *_: EngineReport)
+    monkeypatch.setattr(EngineReport, "to_dict", dict)
+    monkeypatch.setattr(bundle_module, "_put_in_place", lambda *_: None)
+    options, portable = replace(RTX, strip_weights=True), read_manifest(eagle3.bundle).portable[0]
+    add_engines(eagle3.bundle, portable, options, progress=Silent(), log=tmp_path / "log")
+    assert len(stripped) == 2 + 3 * 4
+    assert {name for name, without in stripped.items() if without} == {"target.onnx", "draft.onnx"}
 
 
 def test_a_build_that_fails_names_the_node_keeps_the_log_and_leaves_the_bundle(

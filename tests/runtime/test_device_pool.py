@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_graphs import EagleError, KVGeometry, target_ports
-from eagle_runtime.engines.buffers import PassBuffers
+from eagle_runtime.engines.buffers import PassBuffers, Wiring
 from eagle_runtime.engines.device_pool import DeviceKVPool
 from eagle_runtime.engines.features import DeviceFeatures, DeviceRows, runs
-from eagle_runtime.engines.memory import HostMemory
+from eagle_runtime.engines.memory import HostMemory, Replayed
 from eagle_runtime.kv_pool import KVPool
 
 GEOMETRY = KVGeometry(layers=3, kv_heads=2, head_dim=4)
@@ -85,7 +87,7 @@ def test_buffers_go_to_the_device_and_back_by_name() -> None:
     memory = HostMemory()
     ports = target_ports(GEOMETRY, vocab_size=11, feature_width=6)
     sizes = {"B": 1, "Q": 3, "S": 5, "R": 2}
-    buffers = PassBuffers(memory, ports, sizes, ("argmax_ids", "features"))
+    buffers = PassBuffers(memory, ports, sizes, Wiring(outputs=("argmax_ids", "features")))
     assert buffers.inputs.keys() == {"input_ids", "position_ids", "tree_mask", "kv_length", "logit_rows"}
     assert {name: array.shape for name, array in buffers.outputs.items()} == {"argmax_ids": (2,), "features": (1, 3, 6)}
     assert buffers.shapes["logits"] == (2, 11), "what stays on the device has a place there"
@@ -107,7 +109,7 @@ def test_buffers_of_another_pass_are_read_where_they_are() -> None:
     sizes = {"B": 1, "Q": 3, "S": 3, "R": 3}
     place = memory.allocate(24)
     view(place, (3,), "int64")[...] = [4, 5, 6]
-    buffers = PassBuffers(memory, ports, sizes, (), sources={"input_ids": place}, given=("position_ids",))
+    buffers = PassBuffers(memory, ports, sizes, Wiring(sources={"input_ids": place}, given=("position_ids",)))
     assert buffers.inputs.keys() == {"tree_mask", "kv_length", "logit_rows"}
     assert buffers.addresses["input_ids"] == place
     buffers.close()
@@ -119,7 +121,7 @@ def test_features_wait_in_a_ring_on_the_device() -> None:
     waiting = DeviceFeatures(memory, width=width, rows=6)
     source = memory.allocate(5 * width * 4)
     rows = DeviceRows(memory, source, (5, width), "float32")
-    call = SimpleNamespace(address=lambda name: place)
+    call = SimpleNamespace(place=lambda name: (place, 6 * width * 4))
     place, expected = memory.allocate(6 * width * 4), []
     for turn, (path, count) in enumerate([([0, 1, 4], 2), ([0, 2, 3], 3), ([0, 1, 2, 3, 4], 4), ([1, 3], 3)]):
         numbers = 10 * turn + np.arange(5, dtype=np.float32)[:, None] + np.zeros((5, width), np.float32)
@@ -127,7 +129,9 @@ def test_features_wait_in_a_ring_on_the_device() -> None:
         waiting.push(rows, path)
         expected += [10 * turn + row for row in path]
         waiting.feed(call, count)
-        assert view(place, (6, width), "float32")[:count, 0].tolist() == expected[:count]
+        fed = view(place, (6, width), "float32")
+        assert fed[:count, 0].tolist() == expected[:count]
+        assert not fed[count:].any(), "what an earlier turn has left would become keys and values"
         expected = expected[count:]
         assert len(waiting) == len(expected)
     waiting.truncate(0)
@@ -151,3 +155,25 @@ def test_rows_are_fetched_when_they_are_read() -> None:
 )
 def test_rows_that_follow_one_another_are_one_copy(path: list[int], expected: list[tuple[int, int]]) -> None:
     assert list(runs(path)) == expected
+
+
+def test_work_is_recorded_the_second_time_and_done_unrecorded_where_it_cannot_be() -> None:
+    class Recorder(HostMemory):
+        def __init__(self, *, able: bool) -> None:
+            super().__init__()
+            self.able, self.done = able, list[str]()
+
+        def record(self, enqueue: Callable[[], None]) -> Callable[[], None] | None:
+            self.done.append("record")
+            return (lambda: self.done.append("replay")) if self.able else None
+
+    for able, recorded, expected in (
+        (True, True, ["work", "record", "replay", "replay"]),
+        (False, True, ["work", "record", "work", "work"]),
+        (True, False, ["work", "work", "work"]),
+    ):
+        memory = Recorder(able=able)
+        work = Replayed(memory, partial(memory.done.append, "work"), recorded=recorded)
+        for _ in range(3):
+            work.run()
+        assert memory.done == expected

@@ -54,6 +54,8 @@ class RandomHead:
 
     def truncate(self, rows: int) -> None: ...
 
+    def clear(self) -> None: ...
+
     def draft(
         self, tokens: Sequence[int], profile: Profile, clock: PhaseClock, proposal: Proposal | None = None
     ) -> Tree:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from eagle_graphs import EagleError
 from eagle_graphs.manifest import FILE_NAME, manifest_from_json
 from eagle_runtime.bundle import open_bundle
 from eagle_runtime.engines.memory import HostMemory
@@ -36,6 +37,15 @@ def test_every_engine_is_tried_alone_and_what_cannot_run_says_why(portable: Path
     assert found[0].skipped is not None
     assert found[1].skipped is None
     assert found[1].differing() == dict.fromkeys(("plain", "4", "8", "16", "auto"), 0)
+
+
+def test_what_runs_in_an_engine_s_place_is_not_taken_for_it(portable: Path) -> None:
+    bundle = open_bundle(portable)
+    graphs = bundle.manifest.portable[0]
+    stripped = replace(engine_from_portable(graphs), backend="tensorrt", weights_stripped=True)
+    manifest = replace(bundle.manifest, engines=(stripped,))
+    with pytest.raises(EagleError, match="tensorrt is not installed"):
+        gpu_checks.check(replace(bundle, manifest=manifest), HostMemory(), PROMPTS, new_tokens=6)
 
 
 def test_an_engine_is_compared_with_the_portable_graph_of_its_precision(portable: Path) -> None:

@@ -162,7 +162,8 @@ def test_a_complete_file_of_features_serves_a_head_that_reads_some_of_them(
     for own, whole in zip(found.of([2, 0]), of_eagle3.of([2, 0]), strict=True):
         assert torch.equal(own, whole[:, [-1, -1]])
     assert find(answers[:3], TAPS).path == of_eagle3.path
-    assert find(answers[:3], (*TAPS, LAYERS + 1)).done == 0
+    (tmp_path / "features-old.bf16").touch()
+    assert find(answers[:3], (*TAPS, LAYERS + 1)).done == 0, "another file of the user's is left alone"
 
 
 def test_ablations_train_each_variant_on_as_many_tokens(

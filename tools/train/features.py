@@ -9,6 +9,7 @@ computed stays.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -80,6 +81,8 @@ class FeatureCache:
         own = cls(directory, answers, taps, hidden)
         if own.done < len(answers):
             for path in sorted(directory.glob("features-*.bf16")):
+                if not re.fullmatch(r"features(-\d+)+", path.stem):
+                    continue
                 held = [*map(int, path.stem.split("-")[1:])]
                 if {*taps} <= {*held, layers} and cls(directory, answers, held, hidden).done == len(answers):
                     columns = [[*held, layers].index(layer) for layer in (*taps, layers)]

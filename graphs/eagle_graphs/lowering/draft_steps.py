@@ -9,11 +9,12 @@ import onnx_ir as ir
 
 from eagle_graphs.draft_steps import TREE, draft_step_ports
 from eagle_graphs.lowering import growth
-from eagle_graphs.lowering.standard import OPSET
 from eagle_graphs.ports import GraphPorts
 from eagle_graphs.profiles import Profile
 
 _IR_VERSION = 10
+_OPSET = 18
+"""No later than the ops need: a provider that lacks an op in its latest version runs it on the CPU."""
 _TYPES = {"int64": ir.DataType.INT64, "float32": ir.DataType.FLOAT, "bool": ir.DataType.BOOL}
 
 
@@ -37,7 +38,7 @@ class _Step:
             ir.Value(name=port.name, type=ir.TensorType(_TYPES[port.dtype]), shape=ir.Shape(port.axes))
             for port in ports.inputs
         ]
-        graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": OPSET}, name=f"draft_step_{step}")
+        graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": _OPSET}, name=f"draft_step_{step}")
         self.builder = growth.Builder(graph, "step")
         self._profile, self._step = profile, step
 

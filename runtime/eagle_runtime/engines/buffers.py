@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from eagle_graphs import GraphPorts
@@ -11,26 +12,23 @@ from eagle_runtime.engines.features import DeviceRows
 from eagle_runtime.engines.memory import DeviceMemory, size_in_bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """Where the ports of a pass come from and go to; inputs that it does not name come from the host."""
+
+    outputs: Collection[str] = ()
+    """Come back to the host."""
+    given: Collection[str] = ()
+    """Inputs that others fill on the device."""
+    sources: Mapping[str, int] = field(default_factory=dict)
+    """Inputs that are read where another pass has put them, and their addresses."""
+
+
 class PassBuffers:
-    """Every port of a graph but its caches, at fixed sizes.
+    """Every port of a graph but its caches, at fixed sizes."""
 
-    Args:
-        outputs: come back to the host.
-        given: inputs that others fill on the device.
-        sources: inputs that are read where another pass has put them, and their addresses.
-    """
-
-    def __init__(
-        self,
-        memory: DeviceMemory,
-        ports: GraphPorts,
-        sizes: Mapping[str, int],
-        outputs: Collection[str],
-        *,
-        given: Collection[str] = (),
-        sources: Mapping[str, int] | None = None,
-    ) -> None:
-        sources = sources or {}
+    def __init__(self, memory: DeviceMemory, ports: GraphPorts, sizes: Mapping[str, int], wiring: Wiring) -> None:
+        sources, given, outputs = wiring.sources, wiring.given, wiring.outputs
         inputs = [port for port in ports.inputs if not port.name.startswith("past_")]
         results = [port for port in ports.outputs if not port.name.startswith("present_")]
         self.shapes = {port.name: port.shape(sizes) for port in (*inputs, *results)}
@@ -56,6 +54,10 @@ class PassBuffers:
         """The rows of an output where they are."""
         shape = self.shapes[name][1:] if name in self._of_slots else self.shapes[name]
         return DeviceRows(self._memory, self.addresses[name], shape, self.dtypes[name])
+
+    def place(self, name: str) -> tuple[int, int]:
+        """Address of a port and its bytes."""
+        return self.addresses[name], size_in_bytes(self.shapes[name], self.dtypes[name])
 
     def upload(self) -> None:
         """Copies all inputs to the device, in the stream's order."""
@@ -93,14 +95,6 @@ class DevicePass(Protocol):
 class DeviceGraph(Protocol):
     """What a round on a device needs of a graph."""
 
-    def device_pass(
-        self,
-        slot: int,
-        sizes: Mapping[str, int],
-        *,
-        outputs: Collection[str] = (),
-        given: Collection[str] = (),
-        sources: Mapping[str, int] | None = None,
-    ) -> DevicePass:
-        """A pass at exactly these sizes, with buffers of its own: see `PassBuffers`. The caller closes them."""
+    def device_pass(self, slot: int, sizes: Mapping[str, int], wiring: Wiring) -> DevicePass:
+        """A pass at exactly these sizes, with buffers of its own, which the caller closes."""
         ...

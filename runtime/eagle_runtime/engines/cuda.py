@@ -70,7 +70,7 @@ class CudaMemory:
         """See `DeviceMemory`."""
         address = int(self._do("Malloc", max(size, 1)))
         self._blocks.add(address)
-        self._do("MemsetAsync", address, 0, size, self.stream)
+        self.clear(address, size)
         return address
 
     def free(self, address: int) -> None:
@@ -103,15 +103,27 @@ class CudaMemory:
         kind = self._kinds.cudaMemcpyDeviceToDevice
         self._do("Memcpy2DAsync", target, pitch, source, pitch, width, height, kind, self.stream)
 
-    def record(self, enqueue: Callable[[], None]) -> Callable[[], None]:
+    def clear(self, address: int, size: int) -> None:
+        """See `DeviceMemory`."""
+        self._do("MemsetAsync", address, 0, size, self.stream)
+
+    def record(self, enqueue: Callable[[], None]) -> Callable[[], None] | None:
         """See `DeviceMemory`: a CUDA graph."""
         self._do(
             "StreamBeginCapture", self.stream, self._runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         )
+        captured = False
         try:
             enqueue()
+            captured = True
+        except EagleError:  # without a recording it works, or says what is wrong
+            pass
         finally:
-            graph = self._do("StreamEndCapture", self.stream)
+            error, graph = self._runtime.cudaStreamEndCapture(self.stream)
+        if int(error) or not captured:
+            if not int(error):
+                self._do("GraphDestroy", graph)
+            return None
         recorded = self._do("GraphInstantiate", graph, 0)
         self._do("GraphDestroy", graph)
         self._recorded.append(recorded)

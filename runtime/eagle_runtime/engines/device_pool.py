@@ -40,6 +40,10 @@ class DeviceKVPool(SlotPool):
         names = cache_names(prefix, self.geometry.layers)
         return {name: start + index * size for index, name in enumerate(names)}
 
+    def clear(self, slot: int) -> None:
+        """See `SlotPool.clear`."""
+        self._memory.clear(self.address + slot * self.slot_size, self.slot_size)
+
     def move(self, slot: int, source: npt.NDArray[np.intp], start: int) -> None:
         """See `SlotPool.move`. Rows are copied in turn; a rising path never overwrites what it reads later."""
         first = self.address + slot * self.slot_size

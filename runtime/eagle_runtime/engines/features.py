@@ -92,7 +92,9 @@ class DeviceFeatures:
     def feed(self, call: Any, count: int) -> None:
         """See `Features`."""
         assert count <= self._count, "fewer features wait than were asked for"
-        self._copy(call.address(HIDDEN), self._first, count, into_ring=False)
+        address, size = call.place(HIDDEN)
+        self._memory.clear(address, size)  # what lies behind them becomes keys and values too, and must be numbers
+        self._copy(address, self._first, count, into_ring=False)
         self._first, self._count = (self._first + count) % self.most, self._count - count
 
     def _copy(self, address: int, place: int, count: int, *, into_ring: bool) -> None:

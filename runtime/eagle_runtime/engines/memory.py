@@ -54,8 +54,15 @@ class DeviceMemory(Protocol):
         """Copies `height` pieces of `width` bytes, `pitch` bytes apart, within the device."""
         ...
 
-    def record(self, enqueue: Callable[[], None]) -> Callable[[], None]:
-        """What does again all that `enqueue` puts on the stream, from the same addresses; nothing is done yet."""
+    def clear(self, address: int, size: int) -> None:
+        """Fills with zeros."""
+        ...
+
+    def record(self, enqueue: Callable[[], None]) -> Callable[[], None] | None:
+        """What does again all that `enqueue` puts on the stream, from the same addresses; nothing is done yet.
+
+        None where the device cannot record it.
+        """
         ...
 
     def synchronize(self) -> None:
@@ -71,20 +78,18 @@ class Replayed:
     """Work on the stream that is done again and again from the same addresses."""
 
     def __init__(self, memory: DeviceMemory, enqueue: Callable[[], None], *, recorded: bool) -> None:
-        """recorded: whether it may be recorded, which is done the second time."""
-        self._memory, self._enqueue, self._recorded = memory, enqueue, recorded
-        self._replay: Callable[[], None] | None = None
+        """recorded: whether to record it, the second time: kernels are loaded, and some made, by the first run."""
+        self._memory, self._enqueue = memory, enqueue
+        self._replay: Callable[[], None] = enqueue
+        self._runs_until_recorded = 2 if recorded else 0
 
     def run(self) -> None:
         """Once; returns when it is done."""
-        if self._replay is not None:
-            self._replay()
-            self._memory.synchronize()
-            return
-        self._enqueue()  # once without a recording: kernels are loaded, and some made, by the first run
+        self._runs_until_recorded -= 1
+        if self._runs_until_recorded == 0:
+            self._replay = self._memory.record(self._enqueue) or self._enqueue
+        self._replay()
         self._memory.synchronize()
-        if self._recorded:
-            self._replay = self._memory.record(self._enqueue)
 
 
 class HostMemory:
@@ -122,6 +127,10 @@ class HostMemory:
         """See `DeviceMemory`."""
         for offset in range(0, pitch * height, pitch):
             ctypes.memmove(target + offset, source + offset, width)
+
+    def clear(self, address: int, size: int) -> None:
+        """See `DeviceMemory`."""
+        ctypes.memset(address, 0, size)
 
     def record(self, enqueue: Callable[[], None]) -> Callable[[], None]:
         """See `DeviceMemory`."""

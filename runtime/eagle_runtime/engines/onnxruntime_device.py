@@ -8,14 +8,14 @@ cache's moves share one stream, so that a pass waits once: for its outputs.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from eagle_graphs import EagleError, GraphPorts
 from eagle_graphs.native import import_onnxruntime
 from eagle_graphs.session_config import SESSION_CONFIG
-from eagle_runtime.engines.buffers import PassBuffers
+from eagle_runtime.engines.buffers import PassBuffers, Wiring
 from eagle_runtime.engines.device_pool import DeviceKVPool
 from eagle_runtime.engines.features import DeviceRows
 from eagle_runtime.engines.memory import DeviceMemory
@@ -104,20 +104,12 @@ class OnnxRuntimeDeviceGraph:
         if found is None:
             if len(self._calls) >= KEPT_CALLS:
                 self._calls.pop(next(iter(self._calls))).close()
-            found = self._calls[key] = self.device_pass(slot, {"B": 1, **sizes}, outputs=outputs, given=given)
+            found = self._calls[key] = self.device_pass(slot, {"B": 1, **sizes}, Wiring(outputs=outputs, given=given))
         return found
 
-    def device_pass(
-        self,
-        slot: int,
-        sizes: Mapping[str, int],
-        *,
-        outputs: Collection[str] = (),
-        given: Collection[str] = (),
-        sources: Mapping[str, int] | None = None,
-    ) -> OnnxRuntimeDeviceCall:
+    def device_pass(self, slot: int, sizes: Mapping[str, int], wiring: Wiring) -> OnnxRuntimeDeviceCall:
         """See `DeviceGraph.device_pass`."""
-        buffers = PassBuffers(self._memory, self._ports, sizes, outputs, given=given, sources=sources)
+        buffers = PassBuffers(self._memory, self._ports, sizes, wiring)
         return OnnxRuntimeDeviceCall(self._session, self._run_options, buffers, self._pool, slot, self._memory)
 
     def close(self) -> None:
@@ -159,9 +151,9 @@ class OnnxRuntimeDeviceCall:
         """See `Call.kept`."""
         return self.buffers.rows(name)
 
-    def address(self, name: str) -> int:
-        """Where a port lies on the device."""
-        return self.buffers.addresses[name]
+    def place(self, name: str) -> tuple[int, int]:
+        """See `PassBuffers.place`."""
+        return self.buffers.place(name)
 
     def enqueue(self) -> None:
         """See `DevicePass.enqueue`."""

@@ -14,12 +14,11 @@ import numpy as np
 from eagle_graphs import GraphPorts, Profile
 from eagle_graphs.draft_steps import FROM_HEAD, TO_HEAD, TREE
 from eagle_runtime.engines.base import Array, Rows
-from eagle_runtime.engines.buffers import DeviceGraph, DevicePass
+from eagle_runtime.engines.buffers import DeviceGraph, DevicePass, Wiring
 from eagle_runtime.engines.features import HIDDEN
 from eagle_runtime.engines.frozen import pad_mask, views
 from eagle_runtime.engines.memory import DeviceMemory, Replayed
 
-VERIFIED = ("argmax_ids", "finite")
 _OF_TREE = {"input_ids": "tokens", "position_ids": "position_ids", "tree_mask": "mask"}
 """The target's inputs, and where the last step has put them."""
 
@@ -49,7 +48,7 @@ class RoundGraph:
         """ports: the head's. steps: `eagle_graphs.draft_steps` of the profile. chunk: rows of a prefill pass."""
         self._memory, self._profile, self._ports, self._chunk = memory, profile, ports, chunk
         self._draft, self._steps, self._verifying = draft, steps, verifying
-        self._rounds: dict[tuple[int, int], _Round] = {}
+        self._rounds: dict[tuple[int, int, tuple[str, ...]], _Round] = {}
 
     def call(
         self,
@@ -64,19 +63,21 @@ class RoundGraph:
         rows = self._profile.depth + 1
         if sizes["Q"] > rows:
             rows = self._chunk
-        if (slot, rows) not in self._rounds:
-            self._rounds[slot, rows] = self._round(slot, rows)
-        return RoundCall(self._rounds[slot, rows], self._ports, sizes)
+        key = (slot, rows, outputs)
+        if key not in self._rounds:
+            self._rounds[key] = self._round(slot, rows, [name for name in outputs if name not in TREE])
+        return RoundCall(self._rounds[key], self._ports, sizes)
 
-    def _round(self, slot: int, rows: int) -> _Round:
+    def _round(self, slot: int, rows: int, verified: Sequence[str]) -> _Round:
+        """verified: outputs of the target."""
         profile, width = self._profile, self._profile.top_k
-        head = self._draft.device_pass(slot, {"B": 1, "Q": rows, "S": rows, "R": 1}, given=(HIDDEN,))
+        head = self._draft.device_pass(slot, {"B": 1, "Q": rows, "S": rows, "R": 1}, Wiring(given=(HIDDEN,)))
         heads, steps, passes = [head], list[DevicePass](), [head]
         held: dict[str, int] = {}
         for level, graph in enumerate(self._steps):
             held |= {f"{name}.{level}": head.buffers.addresses[name] for name in FROM_HEAD}
             is_last = level == len(self._steps) - 1
-            step = graph.device_pass(slot, {}, outputs=TREE if is_last else (), sources=held)
+            step = graph.device_pass(slot, {}, Wiring(outputs=TREE if is_last else (), sources=dict(held)))
             held |= step.buffers.addresses
             steps.append(step)
             passes.append(step)
@@ -84,7 +85,7 @@ class RoundGraph:
                 sizes = {"B": 1, "Q": width, "S": width * (level + 1), "R": width}
                 named = {name: f"{name}.{level + 1}" for name in TO_HEAD}
                 sources = {name: held[place] for name, place in named.items() if place in held}
-                head = self._draft.device_pass(slot, sizes, sources=sources)
+                head = self._draft.device_pass(slot, sizes, Wiring(sources=sources))
                 head.buffers.inputs["logit_rows"][:] = np.arange(width)
                 if "tree_mask" not in sources:
                     head.buffers.inputs["tree_mask"][0] = np.eye(width, dtype=np.bool_)
@@ -95,7 +96,7 @@ class RoundGraph:
             sources = {name: held[place] for name, place in _OF_TREE.items()}
             sizes = {"B": 1, "Q": profile.nodes, "S": profile.nodes, "R": profile.nodes}
             target = self._verifying
-            verify = target.target.device_pass(target.slot, sizes, outputs=VERIFIED, sources=sources)
+            verify = target.target.device_pass(target.slot, sizes, Wiring(outputs=verified, sources=sources))
             verify.buffers.inputs["logit_rows"][:] = np.arange(profile.nodes)
             passes.append(verify)
         return _Round(self._memory, heads, steps, verify, passes)
@@ -157,9 +158,9 @@ class RoundCall:
         assert self._whole.verify is not None, "a round without a verification"
         return self._whole.verify.buffers.rows(name)
 
-    def address(self, name: str) -> int:
-        """Where an input of the extension lies on the device."""
-        return self._extension.addresses[name]
+    def place(self, name: str) -> tuple[int, int]:
+        """Address of an input of the extension and its bytes."""
+        return self._extension.place(name)
 
     def run(self) -> None:
         """See `Call.run`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from eagle_graphs import Profile, draft_round_ports
 from eagle_graphs.draft_steps import draft_step_ports
 from eagle_graphs.manifest import Engine
@@ -17,48 +19,64 @@ from eagle_runtime.kv_pool import KVPool
 
 
 class DeviceRounds:
-    """Rounds on a device, of drafting alone or with the verification behind it."""
+    """Rounds on a device, of drafting alone or with the verification behind it, over the same steps."""
 
     def __init__(
-        self,
-        bundle: Bundle,
-        engine: Engine,
-        memory: DeviceMemory,
-        draft: OpenGraph,
-        verifying: Verifying | None = None,
+        self, bundle: Bundle, engine: Engine, memory: DeviceMemory, draft: OpenGraph, verifying: Verifying
     ) -> None:
-        """verifying: the target, to be asked in the same pass."""
         self._bundle, self._engine, self._memory = bundle, engine, memory
         self._draft, self._verifying = draft, verifying
-        self._open: dict[str, tuple[RoundGraph, list[OnnxRuntimeDeviceGraph | TensorRTGraph]]] = {}
+        self._steps: dict[str, list[OnnxRuntimeDeviceGraph | TensorRTGraph]] = {}
+        self._open: dict[tuple[str, bool], RoundGraph] = {}
 
-    def __call__(self, profile: Profile) -> RoundGraph | None:
-        """The round of a profile; None where the engine has not its steps. Raises EagleError as `open_draft`."""
-        nodes, manifest = str(profile.nodes), self._bundle.manifest
+    def drafting(self, profile: Profile) -> RoundGraph | None:
+        """A profile's round of drafting; None where the engine has not its steps.
+
+        Raises EagleError where the engine's library refuses a step.
+        """
+        return self._round(profile, None)
+
+    def whole(self, profile: Profile) -> RoundGraph | None:
+        """The same with the verification behind it."""
+        return self._round(profile, self._verifying)
+
+    def _round(self, profile: Profile, verifying: Verifying | None) -> RoundGraph | None:
+        nodes, limits = str(profile.nodes), self._bundle.manifest.limits
         if nodes not in self._engine.draft_steps:
             return None
-        if nodes not in self._open:
-            ports = draft_step_ports(profile, hidden_width=manifest.head.hidden_size, top_k=manifest.head.top_k)
-            steps = [
-                open_on_device(self._engine, self._bundle.path(name), own, None, self._memory, (STEP,))
-                for name, own in zip(self._engine.draft_steps[nodes], ports, strict=True)
-            ]
+        key = (nodes, verifying is not None)
+        if key not in self._open:
+            if nodes not in self._steps:
+                self._steps[nodes] = self._open_steps(profile)
             head = self._draft.graph
             assert isinstance(head, OnnxRuntimeDeviceGraph | TensorRTGraph)
-            chunk = manifest.limits.prefill_chunk
-            graph = RoundGraph(
-                self._memory, profile, self._draft.ports, head, steps, chunk=chunk, verifying=self._verifying
+            self._open[key] = RoundGraph(
+                self._memory,
+                profile,
+                self._draft.ports,
+                head,
+                self._steps[nodes],
+                chunk=limits.prefill_chunk,
+                verifying=verifying,
             )
-            self._open[nodes] = graph, steps
-        return self._open[nodes][0]
+        return self._open[key]
+
+    def _open_steps(self, profile: Profile) -> list[OnnxRuntimeDeviceGraph | TensorRTGraph]:
+        head, names = self._bundle.manifest.head, self._engine.draft_steps[str(profile.nodes)]
+        ports = draft_step_ports(profile, hidden_width=head.hidden_size, top_k=head.top_k)
+        return [
+            open_on_device(self._engine, self._bundle.path(name), own, None, self._memory, (STEP,))
+            for name, own in zip(names, ports, strict=True)
+        ]
 
     def close(self) -> None:
         """Frees all of them."""
-        for graph, steps in self._open.values():
+        for graph in self._open.values():
             graph.close()
-            for step in steps:
-                step.close()
+        for step in itertools.chain(*self._steps.values()):
+            step.close()
         self._open.clear()
+        self._steps.clear()
 
 
 class DraftRounds:

@@ -7,13 +7,13 @@ are bound at one address as past and present, and never leave the device.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from eagle_graphs import EagleError, GraphPorts
 from eagle_graphs.passes import Pass
-from eagle_runtime.engines.buffers import PassBuffers
+from eagle_runtime.engines.buffers import PassBuffers, Wiring
 from eagle_runtime.engines.device_pool import DeviceKVPool
 from eagle_runtime.engines.features import DeviceRows
 from eagle_runtime.engines.frozen import choose_pass, pad_mask, views
@@ -89,22 +89,14 @@ class TensorRTGraph:
         key = (slot, outputs, given, index)
         if key not in self._frozen:
             frozen = {"B": 1, **self._passes[index].sizes}
-            self._frozen[key] = self.device_pass(slot, frozen, outputs=outputs, given=given)
+            self._frozen[key] = self.device_pass(slot, frozen, Wiring(outputs=outputs, given=given))
         return TensorRTCall(self._frozen[key], self._ports, sizes)
 
-    def device_pass(
-        self,
-        slot: int,
-        sizes: Mapping[str, int],
-        *,
-        outputs: Collection[str] = (),
-        given: Collection[str] = (),
-        sources: Mapping[str, int] | None = None,
-    ) -> FrozenPass:
+    def device_pass(self, slot: int, sizes: Mapping[str, int], wiring: Wiring) -> FrozenPass:
         """See `DeviceGraph.device_pass`."""
         frozen = {name: size for name, size in sizes.items() if name != "B"}
         index = next(number for number, each in enumerate(self._passes) if not frozen or each.sizes == frozen)
-        buffers = PassBuffers(self._memory, self._ports, sizes, outputs, given=given, sources=sources)
+        buffers = PassBuffers(self._memory, self._ports, sizes, wiring)
         pool = self._pool
         caches = {} if pool is None else pool.addresses(slot, "past") | pool.addresses(slot, "present")
         return FrozenPass(self._contexts[index], buffers, caches, self._memory)
@@ -159,9 +151,9 @@ class TensorRTCall:
         """See `Call.kept`."""
         return self._frozen.buffers.rows(name)
 
-    def address(self, name: str) -> int:
-        """Where a port lies on the device."""
-        return self._frozen.buffers.addresses[name]
+    def place(self, name: str) -> tuple[int, int]:
+        """See `PassBuffers.place`."""
+        return self._frozen.buffers.place(name)
 
     def run(self) -> None:
         """See `Call.run`."""
