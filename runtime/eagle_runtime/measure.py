@@ -19,13 +19,14 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Unpack
 
 from eagle_graphs import EagleError
 from eagle_graphs.command_line import run_command
 from eagle_runtime.compare import first_difference
 from eagle_runtime.huge_pages import restart_with_huge_pages
 from eagle_runtime.modes import PLAIN
+from eagle_runtime.sampling import SamplingOptions
 from eagle_runtime.session import Session
 from eagle_runtime.stats import Stats
 
@@ -39,7 +40,12 @@ class ProfileRun:
 
 
 def measure(
-    session: Session, prompts: Sequence[Sequence[int]], profiles: Sequence[str], *, max_new_tokens: int
+    session: Session,
+    prompts: Sequence[Sequence[int]],
+    profiles: Sequence[str],
+    *,
+    max_new_tokens: int,
+    **sampling: Unpack[SamplingOptions],
 ) -> dict[str, ProfileRun]:
     """Runs every prompt with every profile, prompt by prompt, so that a noisy machine is unfair to none.
 
@@ -48,11 +54,13 @@ def measure(
     """
     runs = {profile: ProfileRun() for profile in profiles}
     for profile in profiles:
-        session.generate(token_ids=prompts[0], profile=profile, max_new_tokens=8, ignore_eos=True)
+        session.generate(token_ids=prompts[0], profile=profile, max_new_tokens=8, ignore_eos=True, **sampling)
     for prompt in prompts:
         for profile, run in runs.items():
             session.reset()
-            answer = session.generate(token_ids=prompt, profile=profile, max_new_tokens=max_new_tokens, ignore_eos=True)
+            answer = session.generate(
+                token_ids=prompt, profile=profile, max_new_tokens=max_new_tokens, ignore_eos=True, **sampling
+            )
             run.token_ids.append(answer.token_ids)
             run.stats.add(answer.stats)
     return runs

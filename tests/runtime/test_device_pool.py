@@ -5,18 +5,25 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import TensorProto
+from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor_value_info
 
-from eagle_graphs import EagleError, KVGeometry, target_ports
+from eagle_graphs import EagleError, GraphPorts, KVGeometry, Port, target_ports
+from eagle_runtime.engines import onnxruntime_device
+from eagle_runtime.engines.base import Array
 from eagle_runtime.engines.buffers import PassBuffers, Wiring
 from eagle_runtime.engines.device_pool import DeviceKVPool
 from eagle_runtime.engines.features import DeviceFeatures, DeviceRows, runs
 from eagle_runtime.engines.memory import HostMemory, Replayed
+from eagle_runtime.engines.onnxruntime_device import OnnxRuntimeDeviceGraph
 from eagle_runtime.kv_pool import KVPool
 
 GEOMETRY = KVGeometry(layers=3, kv_heads=2, head_dim=4)
@@ -177,3 +184,51 @@ def test_work_is_recorded_the_second_time_and_done_unrecorded_where_it_cannot_be
         for _ in range(3):
             work.run()
         assert memory.done == expected
+
+
+class CountedMemory(HostMemory):
+    """Knows what was not given back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.host_arrays: set[int] = set()
+
+    @property
+    def blocks(self) -> set[int]:
+        return set(self._held)
+
+    def host_array(self, shape: tuple[int, ...], dtype: str) -> Array:
+        array = super().host_array(shape, dtype)
+        self.host_arrays.add(id(array))
+        return array
+
+    def free_host(self, array: Array) -> None:
+        self.host_arrays.remove(id(array))
+
+
+def test_the_pass_that_was_used_longest_ago_gives_all_its_memory_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnxruntime_device, "KEPT_CALLS", 2)
+    path = tmp_path / "double.onnx"
+    x, y = (make_tensor_value_info(name, TensorProto.FLOAT, ["Q"]) for name in "xy")
+    graph = make_graph([make_node("Add", ["x", "x"], ["y"])], "double", [x], [y])
+    onnx.save(make_model(graph, opset_imports=[make_opsetid("", 18)], ir_version=8), path)
+    ports = [Port(name=name, dtype="float32", axes=("Q",)) for name in "xy"]
+    memory = CountedMemory()
+    double = OnnxRuntimeDeviceGraph(path, GraphPorts(inputs=(ports[0],), outputs=(ports[1],)), None, memory)
+    passes = {size: double.call(0, outputs=("y",), Q=size) for size in (1, 2)}
+    assert double.call(0, outputs=("y",), Q=1) is passes[1]
+    before = memory.blocks, set(memory.host_arrays)
+    double.call(0, outputs=("y",), Q=3)
+    kept = set(passes[1].buffers.addresses.values())
+    assert kept <= memory.blocks
+    assert not set(passes[2].buffers.addresses.values()) & memory.blocks
+    assert (len(memory.blocks), len(memory.host_arrays)) == (len(before[0]), len(before[1]))
+    assert double.call(0, outputs=("y",), Q=1) is passes[1]
+    passes[1].inputs["x"][...] = 21
+    passes[1].run()
+    assert passes[1].outputs["y"].tolist() == [42]
+    double.close()
+    assert not memory.blocks
+    assert not memory.host_arrays

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from eagle_graphs import EagleError
 from eagle_graphs.manifest import FILE_NAME, manifest_from_json
-from eagle_runtime.bundle import open_bundle
-from eagle_runtime.engines.memory import HostMemory
+from eagle_runtime.bundle import Bundle, open_bundle
+from eagle_runtime.engines.memory import DeviceMemory, HostMemory
 from eagle_runtime.engines.select import engine_from_portable
 from tests.portable import with_portable_graphs
 from tools import gpu_checks
@@ -28,24 +30,56 @@ def portable(tiny_bundle: Path, tiny_target: Path, tiny_head: Path, tmp_path_fac
     return with_portable_graphs(tiny_bundle, tiny_target, tiny_head, tmp_path_factory.mktemp("checks") / "bundle")
 
 
+def _check(bundle: Bundle, memory: Callable[[], DeviceMemory] = HostMemory) -> list[gpu_checks.Checked]:
+    check = partial(gpu_checks.check, memory=memory, prompts=PROMPTS, new_tokens=6)
+    return [check(name, alone) for name, alone in gpu_checks.alternatives(bundle)]
+
+
 def test_every_engine_is_tried_alone_and_what_cannot_run_says_why(portable: Path) -> None:
     bundle = open_bundle(portable)
     engine = replace(engine_from_portable(bundle.manifest.portable[0]), backend="tensorrt", architectures=("sm89",))
     manifest = replace(bundle.manifest, engines=(*bundle.manifest.engines, engine))
-    found = gpu_checks.check_all(replace(bundle, manifest=manifest), HostMemory, PROMPTS, new_tokens=6)
+    found = _check(replace(bundle, manifest=manifest))
     assert [checked.name for checked in found] == ["tensorrt fp32 sm89", "onnxruntime fp32 (float32 cache)"]
     assert found[0].skipped is not None
+    assert not found[0].runs
     assert found[1].skipped is None
-    assert found[1].differing() == dict.fromkeys(("plain", "4", "8", "16", "auto"), 0)
+    assert found[1].failed is None
+    sizes = ("4", "8", "16")
+    ways = ["plain", *sizes, "auto", *(f"{size} {how}" for how in ("sampled", "stepwise") for size in sizes)]
+    assert found[1].differing == dict.fromkeys(ways, 0)
+    runs = found[1].runs
+    assert runs["8 sampled"].token_ids != runs["8"].token_ids, "nothing was sampled"
 
 
 def test_what_runs_in_an_engine_s_place_is_not_taken_for_it(portable: Path) -> None:
     bundle = open_bundle(portable)
     graphs = bundle.manifest.portable[0]
     stripped = replace(engine_from_portable(graphs), backend="tensorrt", weights_stripped=True)
-    manifest = replace(bundle.manifest, engines=(stripped,))
-    with pytest.raises(EagleError, match="tensorrt is not installed"):
-        gpu_checks.check(replace(bundle, manifest=manifest), HostMemory(), PROMPTS, new_tokens=6)
+    (found, _) = _check(replace(bundle, manifest=replace(bundle.manifest, engines=(stripped,))))
+    assert found.skipped is not None
+    assert "tensorrt is not installed" in found.skipped
+
+
+class BrokenMemory(HostMemory):
+    """Fails at its `after`th wait."""
+
+    def __init__(self, error: Exception, after: int) -> None:
+        super().__init__()
+        self._error, self._left = error, after
+
+    def synchronize(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(EagleError("the GPU fell off"), "the GPU fell off"), (OSError("bus"), "OSError: bus")]
+)
+def test_an_engine_that_fails_while_it_runs_is_not_skipped(portable: Path, error: Exception, told: str) -> None:
+    (found,) = _check(open_bundle(portable), lambda: BrokenMemory(error, after=5))
+    assert (found.failed, found.skipped, found.right) == (told, None, False)
 
 
 def test_an_engine_is_compared_with_the_portable_graph_of_its_precision(portable: Path) -> None:

@@ -31,6 +31,7 @@ from tools.train.write import PASSES, Plan, draw, write
 
 SETTINGS = {"own_prompts": True, "seed": 0}
 EOS = (1,)
+NOTHING = [{"role": "user", "content": ""}]
 
 
 def _plan(prompts: tuple[tuple[int, ...], ...], closing: tuple[int, ...] = (), **more: float) -> Plan:
@@ -176,7 +177,7 @@ def test_torch_writes_where_there_are_no_kernels(
 
 def test_a_conversation_is_the_same_in_any_company(slots_of: Callable[[int], Slots], tiny_target: Path) -> None:
     """Its random numbers follow from its number: prompt and answer alike."""
-    header, closing = own_prompt_frame(load_target(find_checkpoint(str(tiny_target), what="target")))
+    header, closing = own_prompt_frame(load_target(find_checkpoint(str(tiny_target), what="target")), NOTHING)
     plan = _plan((header,), closing, greedy=0.5)
     alone = {item.index: item for item in write(slots_of(1), plan, iter([4, 9]))}
     together = {item.index: item for item in write(slots_of(18), plan, iter(range(20)))}
@@ -195,6 +196,46 @@ def test_a_written_prompt_ends_where_the_template_does() -> None:
     assert conversation.append(30) is None
     end = conversation.append(EOS[0])
     assert end == Answer(index=0, tokens=(5, 6, 7, 20, 21, 22, 23, 9, 4, 4, 30, 1), start=10, greedy=False)
+
+
+def test_a_prompt_goes_on_from_a_given_beginning(tiny_target: Path) -> None:
+    """Which one follows from the conversation's number; only what is written counts as a prompt's length."""
+    target = load_target(find_checkpoint(str(tiny_target), what="target"))
+    nothing, closing = own_prompt_frame(target, NOTHING)
+    starts = [[{"role": "user", "content": text}] for text in ("the first", "and this is the second one")]
+    headers = tuple(own_prompt_frame(target, start)[0] for start in starts)
+    for start, header in zip(starts, headers, strict=True):
+        assert target.tokenizer.decode(header) == target.tokenizer.decode(nothing) + start[0]["content"]
+    plan = _plan(headers, closing, greedy=0.0)
+    conversations = [plan.conversation(index) for index in range(400)]
+    begun = [tuple(each.tokens) for each in conversations if each is not None]
+    assert len(begun) == 400
+    assert 150 < begun.count(headers[1]) < 250
+    held_out = begun[::40]  # the numbers of those that training leaves out
+    assert set(held_out) == set(headers)
+    assert begun == [tuple(each.tokens) for index in range(400) if (each := plan.conversation(index))]
+    (conversation,) = [each for each in conversations if each and tuple(each.tokens) == headers[1]][:1]
+    assert all(conversation.append(token) is None for token in (60, 61, 62))
+    assert conversation.append(closing[0]) == Dropped(index=conversation.index, why="short prompt")
+
+
+def test_data_of_given_beginnings(tiny_target: Path, tmp_path: Path) -> None:
+    starts = tmp_path / "starts.jsonl"
+    starts.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("Why is", "Write a")))
+    command = ["data", "--model", str(tiny_target), "--out", str(tmp_path / "data"), "--tokens", "20"]
+    small = ["--answer-tokens", "16", "--slots", "8", "--workers", "1", "--precision", "fp32"]
+    done = train_tool(*command, *small, "--starts", str(starts))
+    assert done.status == 0, done.err
+    tokenizer = load_target(find_checkpoint(str(tiny_target), what="target")).tokenizer
+    for answer in read_answers(tmp_path / "data"):
+        prompt = tokenizer.decode(answer.tokens[: answer.start])
+        assert "Why is" in prompt or "Write a" in prompt
+    other = train_tool(*command, *small)
+    assert other.status == 2
+    assert "was begun with starts" in other.err
+    both = train_tool(*command, *small, "--starts", str(starts), "--prompts", str(starts))
+    assert both.status == 2
+    assert "--prompts and --starts were both given" in both.err
 
 
 def test_given_prompts_are_greedy_once_and_end() -> None:

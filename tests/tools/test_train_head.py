@@ -15,7 +15,7 @@ from tests.tools.training import FAST, answers_of, batch_of, cached, head_for, r
 from tools.train.answers import Answer
 from tools.train.batches import order
 from tools.train.held_out import DEPTH, held_out, rounds_of
-from tools.train.loop import Point, Trainer
+from tools.train.loop import Point, Trainer, optimizers_for
 from tools.train.model import Kind
 from tools.train.objective import Objective
 from tools.train.options import Options
@@ -118,12 +118,30 @@ def test_rounds_walk_by_what_was_accepted() -> None:
 
 
 def test_steps_and_learning_rate_follow_the_progress() -> None:
-    options = Options(tokens=100, unroll=5, ramp=0.4, warmup=0.1, lr=1.0)
+    options = Options(tokens=100, unroll=5, ramp=0.4, warmup=0.1)
     assert [options.steps_at(p) for p in (0, 0.09, 0.11, 0.21, 0.31, 0.41, 1)] == [1, 1, 2, 3, 4, 5, 5]
-    assert options.lr_at(0) < options.lr_at(0.05) < options.lr_at(0.1) == 1.0
-    assert options.lr_at(1.0) == pytest.approx(0.05)
+    assert options.lr_share(0) < options.lr_share(0.05) < options.lr_share(0.1) == 1.0
+    assert options.lr_share(1.0) == pytest.approx(0.05)
     with pytest.raises(EagleError, match="--thin is 0"):
         replace(options, thin=0)
+
+
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
+def test_muon_has_what_turns_hidden_states_into_hidden_states(model: LlamaForCausalLM, kind: Kind) -> None:
+    head = head_for(model, answers_of(model, 2), kind)
+    names = {id(parameter): name for name, parameter in head.named_parameters()}
+    adamw, muon = optimizers_for(head, replace(FAST, lr=0.5, muon_lr=0.25))
+    by_muon = {names[id(parameter)] for group in muon.param_groups for parameter in group["params"]}
+    by_adamw = {names[id(parameter)] for group in adamw.param_groups for parameter in group["params"]}
+    assert by_muon == {name for name in names.values() if name.endswith(("proj.weight", "fc.weight"))}
+    assert by_adamw == set(names.values()) - by_muon
+    assert kind == "eagle1" or "lm_head.weight" in by_adamw
+    assert {group["initial_lr"] for group in adamw.param_groups} == {0.5}
+    assert {group["initial_lr"] for group in muon.param_groups} == {0.25}
+    (only,) = optimizers_for(head, replace(FAST, optimizer="adamw"))
+    assert sum(len(group["params"]) for group in only.param_groups) == len(names)
+    decayed = {p.ndim for group in only.param_groups for p in group["params"] if group["weight_decay"]}
+    assert decayed == {2}
 
 
 def _longest(answers: list[Answer]) -> float:

@@ -119,6 +119,29 @@ def test_training_goes_on_from_a_head_that_is_there(
         load_weights(other, known)
 
 
+def test_a_head_that_is_there_learns_another_vocabulary(
+    model: LlamaForCausalLM, tiny_target: Path, tmp_path: Path
+) -> None:
+    """Tokens that both have keep their rows, the others begin as the target's."""
+    head = head_for(model, answers_of(model, 1), "eagle3")
+    assert isinstance(head, Eagle3)
+    with torch.no_grad():
+        head.lm_head.weight.normal_()
+    write_head(head, tmp_path)
+    config = load_target(find_checkpoint(str(tiny_target), what="target")).config
+    known = load_head(find_checkpoint(str(tmp_path), what="head"), config)
+    ids = torch.arange(40, VOCAB)
+    shape = replace(shape_from_spec(known.spec, VOCAB), draft_vocab=len(ids))
+    other = new_head(shape, model, ids, tap_scale=torch.ones(len(shape.taps) * HIDDEN), seed=5)
+    load_weights(other, known)
+    assert torch.equal(other.draft_ids, ids)
+    old = dict(zip(head.draft_ids.tolist(), head.output_weight, strict=True))
+    assert 0 < len(old.keys() & set(ids.tolist())) < len(old)
+    for token, row in zip(ids.tolist(), other.output_weight, strict=True):
+        expected = old[token] if token in old else model.get_output_embeddings().weight[token]
+        torch.testing.assert_close(row, expected, atol=4e-3, rtol=1e-3)
+
+
 def test_a_head_without_an_input_never_gets_to_know_it(model: LlamaForCausalLM) -> None:
     for missing, half in (("token", slice(0, HIDDEN)), ("feature", slice(HIDDEN, None))):
         head = head_for(model, answers_of(model, 1), "eagle1", **{missing: False})

@@ -31,6 +31,13 @@ class LabelKind(str, Enum):  # noqa: UP042
     DATA = "data"
 
 
+class Optimizer(str, Enum):  # noqa: UP042
+    """Of the matrices between hidden states."""
+
+    MUON = "muon"
+    ADAMW = "adamw"
+
+
 class Precision(str, Enum):  # noqa: UP042
     """Of the products with which the target writes."""
 
@@ -43,14 +50,17 @@ Data = Annotated[Path, typer.Option("--data", help="Directory written by the dat
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")]
 Tokens = Annotated[int, typer.Option(min=1, help="Answer tokens.")]
 Batch = Annotated[int, typer.Option(min=1, help="Answer tokens of a batch, padding counted.")]
-DraftVocab = Annotated[int, typer.Option(min=1, help="Tokens that an EAGLE-3 head can say: the most frequent ones.")]
+DRAFT_VOCAB_HELP = "Tokens that an EAGLE-3 head can say: the most frequent ones."
+DraftVocab = Annotated[int, typer.Option(min=1, help=DRAFT_VOCAB_HELP)]
 Labels = Annotated[LabelKind, typer.Option(help="The target's distribution, or the data's token.")]
 Bf16 = Annotated[bool, typer.Option("--bf16/--fp32", help="Products in bfloat16.")]
 Cache = Annotated[bool, typer.Option(help="Keep the target's hidden states on disk, for more passes and heads.")]
 Seed = Annotated[int, typer.Option(help="Of weights, order and noise.")]
 Checks = Annotated[int, typer.Option(min=1, help="How often to measure on held-out conversations, and to save.")]
 Unroll = Annotated[int, typer.Option(help="Steps of EAGLE-3's training-time test.")]
-Lr = Annotated[float, typer.Option(help="Largest learning rate.")]
+Optimizers = Annotated[Optimizer, typer.Option(help="Of matrices but the LM head, which has AdamW.")]
+Lr = Annotated[float, typer.Option(help="Largest learning rate of AdamW.")]
+MuonLr = Annotated[float, typer.Option(help="Largest learning rate of Muon.")]
 Thin = Annotated[float, typer.Option(help="Share of the rows that go on to the next step.")]
 Model = Annotated[str | None, typer.Option(help="Target.", show_default="the data's")]
 
@@ -62,6 +72,9 @@ def data(
     tokens: Tokens,
     prompts: Annotated[
         Path | None, typer.Option(help="JSONL of prompts.", show_default="the target writes them")
+    ] = None,
+    starts: Annotated[
+        Path | None, typer.Option(help="JSONL of beginnings of prompts.", show_default="the target begins them too")
     ] = None,
     answer_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 256,
     greedy: Annotated[float, typer.Option(help="Share of greedy answers.")] = 0.5,
@@ -84,6 +97,7 @@ def data(
         out=out,
         tokens=tokens,
         prompts=prompts,
+        starts=starts,
         answer_tokens=answer_tokens,
         greedy=greedy,
         temperature=temperature,
@@ -104,14 +118,15 @@ def head(
     kind: Kind = Kind.EAGLE3,
     model: Model = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="To train on.", show_default="twice the data")] = None,
-    draft_vocab: DraftVocab = 8192,
+    draft_vocab: Annotated[
+        int | None,
+        typer.Option(min=1, help=DRAFT_VOCAB_HELP, show_default="8192; with --from, the head's own tokens"),
+    ] = None,
     taps: Annotated[str | None, typer.Option(help="Hidden states that EAGLE-3 reads, as 2,15,27.")] = None,
     init_from_target_layer: Annotated[
         bool, typer.Option("--init-from-target-layer", help="Begin with the target's last layer.")
     ] = False,
-    known: Annotated[
-        str | None, typer.Option("--from", help="Go on from this head, with its kind, taps and vocabulary.")
-    ] = None,
+    known: Annotated[str | None, typer.Option("--from", help="Go on from this head, with its kind and taps.")] = None,
     unroll: Unroll = 5,
     ramp: Annotated[float, typer.Option(help="Share of the run in which the steps rise from one.")] = 0.4,
     decay: Annotated[float, typer.Option(help="Weight of a step against the one before.")] = 1.0,
@@ -119,7 +134,9 @@ def head(
     labels: Labels = LabelKind.TARGET,
     noise: Annotated[float, typer.Option(help="Half-width of the noise on EAGLE-1's features.")] = 0.1,
     batch: Batch = 2048,
+    optimizer: Optimizers = Optimizer.MUON,
     lr: Lr = 1e-3,
+    muon_lr: MuonLr = 0.02,
     warmup: Annotated[float, typer.Option(help="Share of the run.")] = 0.03,
     weight_decay: float = 0.01,
     clip: Annotated[float, typer.Option(help="Largest norm of the gradient.")] = 1.0,
@@ -142,7 +159,9 @@ def head(
     training = Options(
         tokens=tokens or 2 * sum(len(answer.answer) - 1 for answer in read_answers(data)),
         batch=batch,
+        optimizer=optimizer.value,
         lr=lr,
+        muon_lr=muon_lr,
         warmup=warmup,
         weight_decay=weight_decay,
         clip=clip,
@@ -211,7 +230,9 @@ def ablations(
     thin: Thin = 0.8,
     labels: Labels = LabelKind.TARGET,
     batch: Batch = 2048,
+    optimizer: Optimizers = Optimizer.MUON,
     lr: Lr = 1e-3,
+    muon_lr: MuonLr = 0.02,
     bf16: Bf16 = True,
     cache: Cache = True,
     device: Device = "cpu",
@@ -226,7 +247,9 @@ def ablations(
     training = Options(
         tokens=tokens,
         batch=batch,
+        optimizer=optimizer.value,
         lr=lr,
+        muon_lr=muon_lr,
         unroll=unroll,
         thin=thin,
         labels=labels.value,

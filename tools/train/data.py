@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from eagle_calibration.prompts import load_prompts
+from eagle_calibration.prompts import Conversation, load_prompts
 from eagle_exporter.checkpoint import find_checkpoint, sha256
 from eagle_exporter.target import Target, load_target
 from eagle_exporter.tokenizer import prompt_tokens
@@ -50,6 +50,8 @@ class DataOptions:
     """Answer tokens."""
     prompts: Path | None
     """A file of prompts; without one the target writes them."""
+    starts: Path | None
+    """A file of beginnings of prompts, which the target ends."""
     answer_tokens: int
     greedy: float
     temperature: float
@@ -63,6 +65,8 @@ class DataOptions:
     device: str
 
     def __post_init__(self) -> None:
+        if self.prompts is not None and self.starts is not None:
+            raise EagleError("--prompts and --starts were both given: prompts are whole, or the target ends them")
         limits = {"answer_tokens": (2, 1 << 20), "greedy": (0, 1), "temperature": (0.01, 10), "top_p": (0.01, 1)}
         for name, (low, high) in limits.items():
             if not low <= getattr(self, name) <= high:
@@ -75,14 +79,15 @@ class DataOptions:
         Not which program computed int8: its texts are as good whether torch or the native graph wrote them.
         """
         names = ("model", "answer_tokens", "greedy", "temperature", "top_p", "seed", "precision")
-        prompts = {"own_prompts": self.prompts is None, "prompts": sha256(self.prompts) if self.prompts else None}
-        return {name: getattr(self, name) for name in names} | prompts
+        files = {"prompts": self.prompts, "starts": self.starts}
+        sums = {name: sha256(file) if file else None for name, file in files.items()}
+        return {name: getattr(self, name) for name in names} | {"own_prompts": self.prompts is None} | sums
 
 
 def make_data(options: DataOptions, console: Console) -> None:
     """Writes until there are enough tokens, or the prompts are used up."""
-    if options.prompts is not None:
-        load_prompts(options.prompts)
+    if given := options.prompts or options.starts:
+        load_prompts(given)
     file = AnswerFile(options.out, options.settings())
     before, began = file.tokens, None
     try:
@@ -225,8 +230,9 @@ def _write(job: _Job, stripe: int, done: set[int]) -> Items:
 
 def _plan(options: DataOptions, target: Target) -> Plan:
     if options.prompts is None:
-        header, closing = own_prompt_frame(target)
-        prompts: tuple[tuple[int, ...], ...] = (header,)
+        starts = load_prompts(options.starts) if options.starts else [[{"role": "user", "content": ""}]]
+        frames = [own_prompt_frame(target, start) for start in starts]
+        prompts, closing = tuple(header for header, _ in frames), frames[0][1]
     else:
         conversations = load_prompts(options.prompts)
         context = int(target.config.max_position_embeddings)
@@ -247,17 +253,17 @@ def _plan(options: DataOptions, target: Target) -> Plan:
     )
 
 
-def own_prompt_frame(target: Target) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What stands before a user's message and between it and the answer, as tokens of the chat template.
+def own_prompt_frame(target: Target, start: Conversation) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A conversation up to where the target goes on with its last message, and what follows that, as tokens.
 
     Raises EagleError where the target has no chat template.
     """
     tokenizer: Any = target.tokenizer
     if not getattr(tokenizer, "chat_template", None):
         raise EagleError("the target has no chat template to write prompts with: name a file with --prompts")
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": MARK}], tokenize=False, add_generation_prompt=True
-    )
+    *earlier, last = start
+    marked = [*earlier, {**last, "content": last["content"] + MARK}]
+    text = tokenizer.apply_chat_template(marked, tokenize=False, add_generation_prompt=True)
     before, mark, after = str(text).partition(MARK)
     if not mark or not before or not after:
         raise EagleError("the target's chat template does not show where a message begins and ends: use --prompts FILE")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tools.train.state import load_state, save_state
 
 STATE, HISTORY, CURVES = "state.pt", "history.json", "curves.png"
 SDPA = "sdpa"
+DRAFT_VOCAB = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +38,12 @@ class HeadOptions:
     out: Path
     model: str | None
     """The target; the data's own where none is named."""
-    draft_vocab: int
+    draft_vocab: int | None
+    """Without a number, `DRAFT_VOCAB` or the known head's own tokens."""
     taps: tuple[int, ...] | None
     init_from_target_layer: bool
     known: str | None
-    """A head to go on from, which settles kind, draft_vocab and taps."""
+    """A head to go on from, which settles kind and taps."""
     cache: bool
     """Whether the target's hidden states are kept on disk."""
     device: str
@@ -56,14 +58,17 @@ def train_head(options: HeadOptions, console: Console) -> list[dict[str, Any]]:
     answers = read_answers(options.data)
     target = load_target(find_checkpoint(options.model or read_settings(options.data)["model"], what="target"))
     known = load_head(find_checkpoint(options.known, what="head"), target.config) if options.known else None
-    if known is not None:
-        shape = shape_from_spec(known.spec, int(target.config.vocab_size))
-        ids = known.draft_to_target
+    if known is None:
+        size = options.draft_vocab or DRAFT_VOCAB
+        shape = shape_from_target(options.kind, target.config, target.kv.head_dim, draft_vocab=size, taps=options.taps)
     else:
-        shape = shape_from_target(
-            options.kind, target.config, target.kv.head_dim, draft_vocab=options.draft_vocab, taps=options.taps
-        )
+        shape = shape_from_spec(known.spec, int(target.config.vocab_size))
+        if options.draft_vocab is not None and shape.kind == "eagle3":
+            shape = replace(shape, draft_vocab=options.draft_vocab)
+    if known is None or options.draft_vocab is not None:
         ids = most_frequent(answers, size=shape.draft_vocab, vocab=shape.vocab)
+    else:
+        ids = known.draft_to_target
     if shape.kind == "eagle3":
         trained, held_out = covered(answers, ids)
         console.print(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from eagle_exporter.heads import Head, HeadSpec
@@ -18,6 +19,7 @@ NOT_TRAINED = (
     "position_offset",
 )
 """What a head must not have: this tool would train it as if it had not."""
+LM_HEAD = "lm_head.weight"
 
 
 def shape_from_spec(spec: HeadSpec, vocab: int) -> Shape:
@@ -47,13 +49,20 @@ def shape_from_spec(spec: HeadSpec, vocab: int) -> Shape:
 
 @torch.no_grad()
 def load_weights(head: DraftHead, known: Head) -> None:
-    """Puts a head's weights into one of its shape. Raises EagleError where there are some that would be lost."""
+    """Puts a head's weights into one of its shape, but that the draft vocabulary may be another.
+
+    The LM head's rows of tokens that the known one has not stay as they are. Raises EagleError where there are weights
+    that would be lost.
+    """
     parameters = {name.replace("midlayer.", "layers.0."): own for name, own in head.named_parameters()}
     if left := sorted(known.tensors.keys() ^ parameters.keys()):
         raise _refusal(left)
     for name, own in parameters.items():
-        own.copy_(known.tensors[name])
+        if name != LM_HEAD:
+            own.copy_(known.tensors[name])
     if isinstance(head, Eagle3):
+        _, here, there = np.intersect1d(head.draft_ids.cpu(), known.draft_to_target, return_indices=True)
+        head.lm_head.weight[here] = known.tensors[LM_HEAD][there].to(head.lm_head.weight)
         head.fc.weight.div_(head.tap_scale)  # which a checkpoint has in fc
 
 

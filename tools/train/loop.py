@@ -60,7 +60,7 @@ class _Since:
 class Run:
     """The state of a training run besides the head."""
 
-    optimizer: torch.optim.Optimizer
+    optimizers: list[torch.optim.Optimizer]
     random: torch.Generator
     tokens: int = 0
     epoch: int = 0
@@ -92,13 +92,9 @@ class Trainer:
         if not self._training:
             raise EagleError("the data holds no conversation to train on: make more of it")
         self._objective = Objective(self.head, lm_head, options)
-        parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
-        groups = [
-            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": options.weight_decay},
-            {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.95), fused=True)
-        self.run = Run(optimizer=optimizer, random=torch.Generator().manual_seed(options.seed))
+        self.run = Run(
+            optimizers=optimizers_for(self.head, options), random=torch.Generator().manual_seed(options.seed)
+        )
 
     def train(self, on_step: Callable[[int], None], on_point: Callable[[Point], None]) -> None:
         """To the end. on_step gets the tokens of each batch; on_point each measurement, after which to save."""
@@ -136,18 +132,46 @@ class Trainer:
         """One step of the optimizer; returns the batch's tokens."""
         run, options = self.run, self.options
         progress = run.tokens / options.tokens
-        for group in run.optimizer.param_groups:
-            group["lr"] = options.lr_at(progress)
+        for optimizer in run.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * options.lr_share(progress)
         steps = 1 if self.head.shape.kind == "eagle1" else options.steps_at(progress)
         batch = make_batch(self._answers, numbers, self._features, steps=steps, device=self.device)
         with self._precision():
             loss, right, counted = self._objective(batch, steps, run.random)
-        run.optimizer.zero_grad(set_to_none=True)
+        self.head.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), options.clip)
-        run.optimizer.step()
+        for optimizer in run.optimizers:
+            optimizer.step()
         since.add(batch.labels, float(loss.detach()), right, counted)
         return batch.labels
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.options.bf16)
+
+
+def optimizers_for(head: DraftHead, options: Options) -> list[torch.optim.Optimizer]:
+    """Muon (https://kellerjordan.github.io/posts/muon/) for the matrices that turn hidden states into hidden states.
+
+    The LM head, whose rows are a vocabulary, and vectors have AdamW, or all do. Each group has its largest learning
+    rate as `initial_lr`.
+    """
+    trained = {name: parameter for name, parameter in head.named_parameters() if parameter.requires_grad}
+    inner = {
+        name: parameter
+        for name, parameter in trained.items()
+        if options.optimizer == "muon" and parameter.ndim == 2 and parameter is not head.output_weight
+    }
+    rest = [parameter for name, parameter in trained.items() if name not in inner]
+    matrices, vectors = [p for p in rest if p.ndim > 1], [p for p in rest if p.ndim == 1]
+    groups = [{"params": vectors, "weight_decay": 0.0}, {"params": matrices, "weight_decay": options.weight_decay}]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW([group for group in groups if group["params"]], lr=options.lr, betas=(0.9, 0.95), fused=True)
+    ]
+    if inner:
+        optimizers.append(torch.optim.Muon(inner.values(), lr=options.muon_lr, weight_decay=options.weight_decay))
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["initial_lr"] = group["lr"]
+    return optimizers

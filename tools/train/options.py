@@ -17,7 +17,11 @@ class Options:
     """Rows with a label to train on, those of step 1 counted."""
     batch: int = 2048
     """Answer rows of a batch, padding counted."""
+    optimizer: Literal["muon", "adamw"] = "muon"
+    """Of the matrices between hidden states; vectors and the LM head have AdamW."""
     lr: float = 1e-3
+    """AdamW's."""
+    muon_lr: float = 0.02
     warmup: float = 0.03
     """Share of the run in which the learning rate rises; then it falls as a cosine to a twentieth."""
     weight_decay: float = 0.01
@@ -42,20 +46,20 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, low, high in (
-            *(("tokens", 1, math.inf), ("batch", 1, math.inf), ("unroll", 1, 16), ("lr", 0, 1)),
+            *(("tokens", 1, math.inf), ("batch", 1, math.inf), ("unroll", 1, 16), ("lr", 0, 1), ("muon_lr", 0, 1)),
             *(("warmup", 0, 1), ("ramp", 0, 1), ("decay", 0, 10), ("thin", 0.01, 1), ("clip", 0, math.inf)),
             ("checks", 1, math.inf),
         ):
             if not low <= getattr(self, name) <= high:
-                raise EagleError(f"--{name} is {getattr(self, name)}; expected {low} to {high}")
+                raise EagleError(f"--{name.replace('_', '-')} is {getattr(self, name)}; expected {low} to {high}")
 
     def steps_at(self, progress: float) -> int:
         """Unrolled steps: one more with each equal part of the ramp, all of them after it."""
         return self.unroll if progress >= self.ramp else 1 + int(progress / self.ramp * (self.unroll - 1))
 
-    def lr_at(self, progress: float) -> float:
-        """The learning rate."""
+    def lr_share(self, progress: float) -> float:
+        """The learning rates against their largest."""
         if progress < self.warmup:
-            return self.lr * (progress / self.warmup * 0.95 + 0.05)
+            return progress / self.warmup * 0.95 + 0.05
         done = (progress - self.warmup) / max(1e-9, 1 - self.warmup)
-        return self.lr * (0.525 + 0.475 * math.cos(math.pi * min(done, 1.0)))
+        return 0.525 + 0.475 * math.cos(math.pi * min(done, 1.0))

@@ -23,7 +23,7 @@ def save_state(trainer: Trainer, settings: Mapping[str, Any], path: Path) -> Non
         {
             "settings": json.dumps(settings),
             "head": trainer.head.state_dict(),
-            "optimizer": run.optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in run.optimizers],
             "random": run.random.get_state(),
             "place": (run.tokens, run.epoch, run.batch),
             "history": json.dumps(run.history),
@@ -48,7 +48,8 @@ def load_state(trainer: Trainer, settings: Mapping[str, Any], path: Path) -> Non
             )
     trainer.head.load_state_dict(state["head"])
     run = trainer.run
-    run.optimizer.load_state_dict(state["optimizer"])
+    for optimizer, own in zip(run.optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(own)
     run.random.set_state(state["random"].cpu())
     run.tokens, run.epoch, run.batch = state["place"]
     run.history = json.loads(state["history"])

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from tools.train.answers import Answer, Dropped, loop_start
 from tools.train.slots import Best, Slots
 
-MIN_PROMPT, MAX_PROMPT = 4, 96
-"""Tokens of a prompt that the target writes."""
+MIN_PROMPT, MAX_PROMPT = 4, 160
+"""Tokens of a prompt that the target writes, its given beginning not counted."""
 MIN_ANSWER = 16
 """Tokens of an answer that is cut where it begins to loop."""
 PASSES = 8
@@ -29,7 +29,7 @@ class Plan:
     """What is to be written; the same for all workers."""
 
     prompts: tuple[tuple[int, ...], ...]
-    """Tokens of each prompt; one prompt, the header, where the target writes them itself."""
+    """Tokens of each prompt; where the target writes them itself, all that stands before what it writes."""
     closing: tuple[int, ...]
     """What stands between a prompt that the target wrote and its answer; empty where the prompts are given."""
     eos: tuple[int, ...]
@@ -68,7 +68,7 @@ class Plan:
                 return None
             prompt, greedy = self.prompts[number], greedy and turn == 0
         else:
-            prompt = self.prompts[0]
+            prompt = self.prompts[random.integers(len(self.prompts)) if len(self.prompts) > 1 else 0]
         draws = random.random(MAX_PROMPT + self.answer_tokens + 1)
         start = None if self.closing else len(prompt)
         return Conversation(plan=self, index=index, tokens=list(prompt), start=start, greedy=greedy, draws=draws)
@@ -86,7 +86,12 @@ class Conversation:
     greedy: bool
     draws: np.ndarray
     """Uniform numbers, one for each token to draw."""
+    header: int = field(init=False)
+    """Tokens before the first that is written."""
     written: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.header = len(self.tokens)
 
     @property
     def temperature(self) -> float:
@@ -101,15 +106,18 @@ class Conversation:
         return self._append_to_prompt(token) if self.start is None else self._append_to_answer(token)
 
     def _append_to_prompt(self, token: int) -> Dropped | None:
-        header = len(self.plan.prompts[0])
         if token == self.plan.closing[0]:
-            if len(self.tokens) - header < MIN_PROMPT:
+            if len(self.tokens) - self.header < MIN_PROMPT:
                 return Dropped(index=self.index, why="short prompt")
             self.tokens += self.plan.closing
             self.start = len(self.tokens)
             return None
         self.tokens.append(token)
-        if token in self.plan.eos or len(self.tokens) - header >= MAX_PROMPT or loop_start(self.tokens[header:]):
+        if (
+            token in self.plan.eos
+            or len(self.tokens) - self.header >= MAX_PROMPT
+            or loop_start(self.tokens[self.header :])
+        ):
             return Dropped(index=self.index, why="endless prompt")
         return None
 

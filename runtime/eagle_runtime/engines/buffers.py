@@ -70,9 +70,11 @@ class PassBuffers:
             self._memory.download(array, self.addresses[name])
 
     def close(self) -> None:
-        """Frees the device's part."""
+        """Frees all of it, host arrays included."""
         for address in self._own.values():
             self._memory.free(address)
+        for array in (*self.inputs.values(), *self.outputs.values()):
+            self._memory.free_host(array)
 
 
 class DevicePass(Protocol):

@@ -56,7 +56,7 @@ class CudaMemory:
         )
         self.architecture = f"sm{major}{minor}"
         self._blocks: set[int] = set()
-        self._pinned: list[int] = []
+        self._pinned: set[int] = set()
         self._recorded: list[Any] = []
 
     def _do(self, function: str, *arguments: Any) -> Any:
@@ -82,11 +82,19 @@ class CudaMemory:
         """See `DeviceMemory`."""
         size = size_in_bytes(shape, dtype)
         address = int(self._do("HostAlloc", max(size, 1), 0))
-        self._pinned.append(address)
+        self._pinned.add(address)
         block = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
         block[...] = 0
         array: Array = block.view(np.dtype(dtype)).reshape(shape)
         return array
+
+    def free_host(self, array: Array) -> None:
+        """See `DeviceMemory`."""
+        self._unpin(array.ctypes.data)
+
+    def _unpin(self, address: int) -> None:
+        self._pinned.remove(address)
+        self._do("FreeHost", address)
 
     def upload(self, address: int, array: Array) -> None:
         """See `DeviceMemory`."""
@@ -140,7 +148,6 @@ class CudaMemory:
             self._do("GraphExecDestroy", recorded)
         for address in list(self._blocks):
             self.free(address)
-        for address in self._pinned:
-            self._do("FreeHost", address)
-        self._pinned.clear()
+        for address in list(self._pinned):
+            self._unpin(address)
         self._do("StreamDestroy", self.stream)

@@ -55,7 +55,3 @@ class DeviceKVPool(SlotPool):
                 width=self.row_size,
                 height=self._pieces,
             )
-
-    def close(self) -> None:
-        """Frees the block."""
-        self._memory.free(self.address)

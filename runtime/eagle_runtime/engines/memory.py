@@ -42,6 +42,10 @@ class DeviceMemory(Protocol):
         """An array of zeros on the host that copies reach without a detour (pinned)."""
         ...
 
+    def free_host(self, array: Array) -> None:
+        """Gives back what `host_array` gave."""
+        ...
+
     def upload(self, address: int, array: Array) -> None:
         """Copies a host array to the device; it must not change before `synchronize`."""
         ...
@@ -114,6 +118,9 @@ class HostMemory:
         """See `DeviceMemory`."""
         zeros: Array = np.zeros(shape, np.dtype(dtype))
         return zeros
+
+    def free_host(self, array: Array) -> None:
+        """See `DeviceMemory`."""
 
     def upload(self, address: int, array: Array) -> None:
         """See `DeviceMemory`."""

@@ -57,12 +57,12 @@ class OnnxRuntimeGraph:
         """See `Graph.call`. Calls are kept, so that a repeated shape costs nothing."""
         outputs += kept
         key = (slot, outputs, *sizes.items())
-        found = self._calls.get(key)
+        found = self._calls.pop(key, None)
         if found is None:
             if len(self._calls) >= _KEPT_CALLS:
                 self._calls.pop(next(iter(self._calls)))
             found = OnnxRuntimeCall(self._session, self._ports, self._pool, slot, outputs, {"B": 1, **sizes})
-            self._calls[key] = found
+        self._calls[key] = found  # behind all others: the one that was used longest ago goes first
         return found
 
     def close(self) -> None:

@@ -100,11 +100,12 @@ class OnnxRuntimeDeviceGraph:
     ) -> OnnxRuntimeDeviceCall:
         """See `Graph.call`. Calls are kept, so that a repeated shape costs nothing."""
         key = (slot, outputs, given, *sorted(sizes.items()))
-        found = self._calls.get(key)
+        found = self._calls.pop(key, None)
         if found is None:
             if len(self._calls) >= KEPT_CALLS:
                 self._calls.pop(next(iter(self._calls))).close()
-            found = self._calls[key] = self.device_pass(slot, {"B": 1, **sizes}, Wiring(outputs=outputs, given=given))
+            found = self.device_pass(slot, {"B": 1, **sizes}, Wiring(outputs=outputs, given=given))
+        self._calls[key] = found  # behind all others: the one that was used longest ago goes first
         return found
 
     def device_pass(self, slot: int, sizes: Mapping[str, int], wiring: Wiring) -> OnnxRuntimeDeviceCall:
