@@ -10,7 +10,11 @@ from eagle_graphs.passes import draft_passes, target_passes
 
 
 def pairs(manifest: Manifest) -> list[tuple[str, str, str, str, str]]:
-    """Each engine with the portable graph of its precision; each portable graph alone where there are no engines."""
+    """Each engine with the portable graph of its precision; each portable graph alone where there are no engines.
+
+    Engines without weights, and those of the package's kernels, whose caches must be bound in place, are left out:
+    tools/gpu_checks.py runs them.
+    """
     rows = {
         "target": str(max(each.asked for each in target_passes(manifest.profiles, manifest.limits))),
         "draft": str(max(p.asked for p in draft_passes(manifest.profiles, manifest.limits) if p.after == p.rows)),
@@ -18,7 +22,7 @@ def pairs(manifest: Manifest) -> list[tuple[str, str, str, str, str]]:
     portable = {graphs.precision: graphs for graphs in manifest.portable}
     found = []
     for engine in manifest.engines:
-        if engine.device == "cuda" and not engine.weights_stripped:
+        if engine.device == "cuda" and not engine.weights_stripped and engine.kernels != "plugin":
             graphs = portable.get(engine.precision)
             for name in ("target", "draft"):
                 onnx = "" if graphs is None else getattr(graphs, name)

@@ -179,7 +179,7 @@ def write_portable(
 def write_steps(
     directory: Path, below: str, profiles: Iterable[Profile], draft: GraphPorts
 ) -> dict[str, tuple[str, ...]]:
-    """Writes what stands between the head's passes into `below`, for each profile whose tree is dynamic.
+    """Writes what stands between the head's passes into `below`, for each profile.
 
     draft: the head's ports. Returns the files by the profiles' nodes.
     """
@@ -188,7 +188,7 @@ def write_steps(
     assert isinstance(hidden_width, int)
     assert isinstance(top_k, int)
     written = {}
-    for profile in (profile for profile in profiles if not profile.paths):
+    for profile in profiles:
         graphs = draft_steps(profile, hidden_width=hidden_width, top_k=top_k)
         names = tuple(f"{below}/draft-{profile.nodes}-step-{step}.onnx" for step in range(len(graphs)))
         for name, graph in zip(names, graphs, strict=True):

@@ -264,16 +264,23 @@ class Manifest:
                 )
 
     def _check_profiles(self, where: str, by_nodes: Mapping[str, str | tuple[str, ...]]) -> None:
-        dynamic = {str(profile.nodes): profile for profile in self.profiles if not profile.paths}
+        """Compiled rounds, one graph each, are those of dynamic trees; steps there may be of any tree."""
+        depths = {str(profile.nodes): profile.depth for profile in self.profiles}
+        dynamic = [str(profile.nodes) for profile in self.profiles if not profile.paths]
         for name, graphs in by_nodes.items():
-            if name not in dynamic:
+            if isinstance(graphs, str) and name not in dynamic:
                 raise EagleError(
                     f"manifest.{where} has {name!r}; expected sizes of profiles whose tree is dynamic, "
                     f"{', '.join(dynamic) or 'of which there are none'}: export the bundle again"
                 )
-            if isinstance(graphs, tuple) and len(graphs) != dynamic[name].depth:
+            if name not in depths:
                 raise EagleError(
-                    f"manifest.{where}[{name!r}] has {len(graphs)} graphs; expected {dynamic[name].depth}, one for "
+                    f"manifest.{where} has {name!r}; expected sizes of profiles, {', '.join(depths)}: export the "
+                    "bundle again"
+                )
+            if isinstance(graphs, tuple) and len(graphs) != depths[name]:
+                raise EagleError(
+                    f"manifest.{where}[{name!r}] has {len(graphs)} graphs; expected {depths[name]}, one for "
                     "each level: export the bundle again"
                 )
 

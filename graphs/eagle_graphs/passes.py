@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from eagle_graphs.draft_steps import draft_levels
 from eagle_graphs.manifest import Limits
 from eagle_graphs.profiles import Profile
 from eagle_graphs.sampled_shape import sampled_levels
-from eagle_graphs.static_tree import static_tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +64,8 @@ def draft_passes(profiles: Sequence[Profile], limits: Limits) -> tuple[Pass, ...
 
 def _levels(profile: Profile) -> list[tuple[int, int]]:
     """Q and S of each level below the root's children."""
-    if profile.paths:
-        return [level.mask.shape for level in static_tree(profile.paths).levels[1:]]
-    dynamic = [(profile.top_k, profile.top_k * level) for level in range(1, profile.depth)]
-    return dynamic + sampled_levels(profile)
+    drafted = [(level.rows, level.after) for level in draft_levels(profile)]
+    return drafted if profile.paths else drafted + sampled_levels(profile)
 
 
 def _chunk(limits: Limits) -> Pass:

@@ -11,8 +11,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from eagle_graphs.profiles import Path
-from eagle_graphs.tree import ROOT, Ids, Mask, depths_and_ancestors
+from eagle_graphs.dynamic_tree import Expand, Outputs
+from eagle_graphs.profiles import Path, Profile
+from eagle_graphs.tree import ROOT, Ids, Mask, Tree, depths_and_ancestors, tree_from_parents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,3 +65,19 @@ def static_tree(paths: tuple[Path, ...]) -> StaticTree:
             )
         )
     return StaticTree(parents=parents, levels=tuple(levels))
+
+
+def grow_static(extension: Outputs, root: int, profile: Profile, expand: Expand) -> Tree:
+    """The tree below the token `root` whose nodes the profile names by their ranks; see `dynamic_tree.grow`."""
+    shape = static_tree(profile.paths)
+    tokens, values = np.zeros(profile.nodes, np.int64), np.zeros(profile.nodes, np.float32)
+    hidden = np.zeros((profile.nodes, extension["hidden_out"].shape[1]), np.float32)
+    tokens[0] = root
+    for depth, level in enumerate(shape.levels):
+        rows = level.expanded
+        outputs = expand(tokens[rows], hidden[rows], level.mask, depth) if depth > 0 else extension
+        tokens[level.children] = outputs["topk_ids"][level.parents, level.ranks]
+        logprobs = outputs["topk_logprobs"][level.parents, level.ranks]
+        values[level.children] = values[rows[level.parents]] + logprobs
+        hidden[level.children] = outputs["hidden_out"][level.parents]
+    return tree_from_parents(tokens, shape.parents, values)

@@ -18,11 +18,11 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from eagle_graphs import Candidates, EagleError, Profile, Tree, rerank, tree_from_parents
+from eagle_graphs import Candidates, EagleError, Profile, Tree, rerank
 from eagle_graphs.draft_steps import FROM_HEAD, TREE
 from eagle_graphs.dynamic_tree import Outputs, grow
 from eagle_graphs.manifest import HeadInfo
-from eagle_graphs.static_tree import static_tree
+from eagle_graphs.static_tree import grow_static
 from eagle_graphs.tree import Ids, Mask, chain_mask
 from eagle_runtime.engines import Call, Features, Graph, Rows
 from eagle_runtime.kv_pool import KVSlot
@@ -126,10 +126,8 @@ class Drafter:
         clock.lap("draft")
         if proposal is not None:
             tree = self._grow_sampled(extension, tokens, profile, proposal, clock)
-        elif profile.paths:
-            tree = _checked(self._grow_static(extension, tokens[-1], profile, clock), tokens)
         else:
-            tree = rerank(_checked(self._grow(extension, profile, clock), tokens), tokens[-1], profile.nodes)
+            tree = self._grow(extension, tokens, profile, clock)
         clock.lap("tree")
         return tree
 
@@ -185,16 +183,19 @@ class Drafter:
         inputs["kv_length"][0] = start
         inputs["logit_rows"][0] = rows - 1
 
-    def _grow(self, extension: Call, profile: Profile, clock: PhaseClock) -> Candidates:
-        """All candidates of a dynamic tree."""
+    def _grow(self, extension: Call, tokens: Sequence[int], profile: Profile, clock: PhaseClock) -> Tree:
+        """The tree below the last of `tokens`."""
         start = self._slot.reserve(profile.draft_rows)
 
-        def expand(tokens: Ids, hidden: Floats, mask: Mask, level: int) -> Outputs:
-            return self._expand(start, tokens, hidden, mask, level, clock).outputs
+        def expand(level_tokens: Ids, hidden: Floats, mask: Mask, level: int) -> Outputs:
+            return self._expand(start, level_tokens, hidden, mask, level, clock).outputs
 
-        candidates = grow(extension.outputs, profile, expand)
+        if profile.paths:
+            tree = _checked(grow_static(extension.outputs, tokens[-1], profile, expand), tokens)
+        else:
+            tree = rerank(_checked(grow(extension.outputs, profile, expand), tokens), tokens[-1], profile.nodes)
         self._slot.rollback()
-        return candidates
+        return tree
 
     def _grow_sampled(
         self, extension: Call, tokens: Sequence[int], profile: Profile, proposal: Proposal, clock: PhaseClock
@@ -208,25 +209,6 @@ class Drafter:
         tree = grow_sampled(tokens[-1], extension, profile, proposal, position=len(tokens), expand=expand)
         self._slot.rollback()
         return tree
-
-    def _grow_static(self, extension: Call, root: int, profile: Profile, clock: PhaseClock) -> Tree:
-        """The tree below `root` whose nodes the profile names by their ranks."""
-        shape, start = static_tree(profile.paths), self._slot.reserve(profile.draft_rows)
-        tokens, values = np.zeros(profile.nodes, np.int64), np.zeros(profile.nodes, np.float32)
-        hidden = np.zeros((profile.nodes, self._head.hidden_size), np.float32)
-        tokens[0] = root
-        for depth, level in enumerate(shape.levels):
-            call = extension
-            if depth > 0:
-                rows = level.expanded
-                call = self._expand(start, tokens[rows], hidden[rows], level.mask, depth, clock)
-            outputs = call.outputs
-            tokens[level.children] = outputs["topk_ids"][level.parents, level.ranks]
-            logprobs = outputs["topk_logprobs"][level.parents, level.ranks]
-            values[level.children] = values[level.expanded[level.parents]] + logprobs
-            hidden[level.children] = outputs["hidden_out"][level.parents]
-        self._slot.rollback()
-        return tree_from_parents(tokens, shape.parents, values)
 
     def _expand(
         self, start: int, tokens: Ids, hidden: npt.NDArray[Any], mask: Mask, level: int, clock: PhaseClock

@@ -23,7 +23,7 @@ from unittest import mock
 
 import pytest
 
-from eagle_graphs import EagleError, draft_ports, target_ports
+from eagle_graphs import EagleError, draft_ports, static_profile, target_ports
 from eagle_graphs.manifest import FILE_NAME, FileEntry, manifest_from_json
 from eagle_graphs.passes import draft_passes, target_passes
 from eagle_graphs.tensorrt.bundle import frozen_steps
@@ -39,6 +39,7 @@ from tests.portable import with_portable_graphs
 from tests.standin import STREAMS, tensorrt_standin
 
 PROMPT = "the quick brown fox jumps over"
+STATIC = static_profile(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 1), (1, 0, 0)))
 
 
 class LateMemory(HostMemory):
@@ -92,8 +93,11 @@ class LateMemory(HostMemory):
 
 @pytest.fixture(scope="module")
 def bundle(tiny_bundle: Path, tiny_target: Path, tiny_head: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny bundle with an engine of the portable graphs, whose file only the stand-in can read."""
-    out = with_portable_graphs(tiny_bundle, tiny_target, tiny_head, tmp_path_factory.mktemp("trt") / "bundle")
+    """The tiny bundle, a static profile added, with an engine of the portable graphs only the stand-in can read."""
+    place = tmp_path_factory.mktemp("trt")
+    shutil.copytree(tiny_bundle, place / "static")
+    change_manifest(place / "static", lambda data: data["profiles"].append(asdict(STATIC)))
+    out = with_portable_graphs(place / "static", tiny_target, tiny_head, place / "bundle")
     manifest = manifest_from_json((out / FILE_NAME).read_text())
     engine = engine_from_portable(manifest.portable[0])
     names = {}
@@ -173,19 +177,19 @@ def opened(bundle: Path, engines: Engines) -> Iterator[Callable[[], tuple[Sessio
 
 
 def test_frozen_passes_give_the_text_of_open_shapes_with_onnx_runtime_for_tensorrt(
-    tiny_bundle: Path, opened: Callable[[], tuple[Session, LateMemory]]
+    bundle: Path, opened: Callable[[], tuple[Session, LateMemory]]
 ) -> None:
     session, _ = opened()
-    with session, Session.open(tiny_bundle, profile="8", kernels="stock") as cpu:
+    with session, Session.open(bundle, profile="8", kernels="stock") as cpu:
         assert session.engine.backend == "tensorrt-rtx"
-        for profile in ("plain", "4", "16", "auto"):
+        for profile in ("plain", "4", "9", "16", "auto"):
             options = {"profile": profile, "max_new_tokens": 20, "ignore_eos": True}
             assert session.generate(PROMPT, **options).token_ids == cpu.generate(PROMPT, **options).token_ids
         options = {"max_new_tokens": 12, "temperature": 0.9, "seed": 5}
         assert session.generate(PROMPT, **options).token_ids == cpu.generate(PROMPT, **options).token_ids
 
 
-@pytest.mark.parametrize("profile", ["4", "8", "16"])
+@pytest.mark.parametrize("profile", ["4", "8", "9", "16"])
 def test_a_round_waits_once_and_is_recorded_once_with_onnx_runtime_for_tensorrt(
     opened: Callable[[], tuple[Session, LateMemory]], profile: str
 ) -> None:
@@ -228,7 +232,7 @@ def test_all_ways_of_asking_give_the_host_s_text_with_onnx_runtime_for_tensorrt(
         session.close()
 
 
-@pytest.mark.parametrize("profile", ["4", "8", "16"])
+@pytest.mark.parametrize("profile", ["4", "8", "9", "16"])
 def test_a_compiled_round_drafts_the_trees_of_single_passes_with_onnx_runtime_for_tensorrt(
     bundle: Path, engines: Engines, profile: str
 ) -> None:

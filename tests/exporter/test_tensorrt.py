@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 from rich.console import Console
 
@@ -18,7 +19,10 @@ from eagle_exporter import gpu, pipeline
 from eagle_exporter.bundle import file_entries
 from eagle_exporter.gpu_options import TOLERANCE, GpuOptions
 from eagle_exporter.report import Report, Steps
-from eagle_graphs import EagleError, profiles_from_text
+from eagle_graphs import EagleError, profiles_from_text, static_profile
+from eagle_graphs.draft_steps import draft_step_ports
+from eagle_graphs.lowering import draft_steps
+from eagle_graphs.passes import STEP
 from eagle_graphs.tensorrt import bundle as bundle_module
 from eagle_graphs.tensorrt.build import BuildLog, BuildOptions, build_engine
 from eagle_graphs.tensorrt.bundle import add_engines, frozen_graphs, read_manifest, write_manifest
@@ -226,6 +230,17 @@ def test_steps_of_drafting_keep_their_few_constants(
     add_engines(eagle3.bundle, portable, options, progress=Silent(), log=tmp_path / "log")
     assert len(stripped) == 2 + 3 * 4
     assert {name for name, without in stripped.items() if without} == {"target.onnx", "draft.onnx"}
+
+
+def test_the_steps_of_a_static_tree_are_engines_too(tmp_path: Path) -> None:
+    profile = static_profile()
+    graphs = draft_steps(profile, hidden_width=8, top_k=4)
+    every_port = draft_step_ports(profile, hidden_width=8, top_k=4)
+    for step, (graph, ports) in enumerate(zip(graphs, every_port, strict=True)):
+        path, engine = tmp_path / f"{step}.onnx", tmp_path / f"{step}.engine"
+        ir.save(graph, path)
+        build_engine(path, engine, ports, (STEP,), RTX, capacity=192, progress=Silent(), log=BuildLog())
+        assert engine.stat().st_size > 0
 
 
 def test_a_build_that_fails_names_the_node_keeps_the_log_and_leaves_the_bundle(

@@ -329,7 +329,7 @@ def test_a_round_of_drafting_of_no_dynamic_profile_is_refused(name: str) -> None
 
 
 @pytest.mark.parametrize("place", [("engines", 1), ("portable", 0)], ids=["engine", "portable"])
-def test_steps_of_drafting_are_one_a_level_of_a_dynamic_profile(place: tuple[str, int]) -> None:
+def test_steps_of_drafting_are_one_a_level_of_a_profile(place: tuple[str, int]) -> None:
     portable = PortableGraphs(
         precision="fp16",
         cache_dtype="float16",

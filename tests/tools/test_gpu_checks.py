@@ -91,7 +91,9 @@ def test_an_engine_is_compared_with_the_portable_graph_of_its_precision(portable
     ]
     engine = replace(engine_from_portable(manifest.portable[0]), backend="tensorrt-rtx")
     other = replace(engine, precision="int8")
-    found = pairs(replace(manifest, engines=(*manifest.engines, engine, other)))
+    left_out = replace(engine, weights_stripped=True), replace(engine, kernels="plugin")
+    found = pairs(replace(manifest, engines=(*manifest.engines, engine, other, *left_out)))
+    assert len(found) == 4
     assert found[0] == ("tensorrt-rtx", "target", "portable/target.onnx", engine.target, "16")
     assert found[2][2] == "", "no portable graph of that precision"
 

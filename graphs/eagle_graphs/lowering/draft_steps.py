@@ -11,6 +11,8 @@ from eagle_graphs.draft_steps import TREE, draft_step_ports
 from eagle_graphs.lowering import growth
 from eagle_graphs.ports import GraphPorts
 from eagle_graphs.profiles import Profile
+from eagle_graphs.static_tree import StaticLevel, static_tree
+from eagle_graphs.tree import Ids, depths_and_ancestors
 
 _IR_VERSION = 10
 _OPSET = 18
@@ -20,11 +22,11 @@ _TYPES = {"int64": ir.DataType.INT64, "float32": ir.DataType.FLOAT, "bool": ir.D
 
 def draft_steps(profile: Profile, *, hidden_width: int, top_k: int) -> list[ir.Model]:
     """The graphs of `draft_step_ports`, in standard ONNX."""
-    assert not profile.paths, "a static tree has no choices to compile"
+    kind = _StaticStep if profile.paths else _Step
     ports = draft_step_ports(profile, hidden_width=hidden_width, top_k=top_k)
     models = []
     for step, own in enumerate(ports):
-        made = _Step(profile, step, own)
+        made = kind(profile, step, own)
         values = made.last() if step == len(ports) - 1 else made.between()
         for port in own.outputs:
             made.builder.give(port.name, values[port.name], ir.TensorType(_TYPES[port.dtype]), ir.Shape(port.axes))
@@ -94,3 +96,51 @@ class _Step:
         if value.shape[1] == width:
             return value
         return self.builder.one("Slice", value, ints(0), ints(width), ints(1))
+
+
+class _StaticStep(_Step):
+    """Every choice is a constant: which child of which row."""
+
+    def between(self) -> dict[str, ir.Value]:
+        """See `_Step`."""
+        step, (level, below) = self._step, static_tree(self._profile.paths).levels[self._step :][:2]
+        expanded = np.searchsorted(level.children, below.expanded)
+        parents = self.builder.constant(level.parents[expanded][None])
+        return {
+            f"token_ids.{step + 1}": self._picked("topk_ids", step, level, expanded),
+            f"hidden.{step + 1}": self.builder.one("Gather", self.builder.inputs[f"hidden_out.{step}"], parents),
+        }
+
+    def last(self) -> dict[str, ir.Value]:
+        """See `_Step`."""
+        builder, shape = self.builder, static_tree(self._profile.paths)
+        tokens = [builder.inputs["root"]]
+        values = [builder.constant(np.zeros((1, 1), np.float32))]
+        above = shape.levels[0].expanded
+        for step, level in enumerate(shape.levels):
+            tokens.append(self._picked("topk_ids", step, level))
+            parents = np.searchsorted(above, level.expanded[level.parents])
+            value = builder.one("Gather", values[-1], builder.constant(parents), axis=1)
+            values.append(builder.one("Add", value, self._picked("topk_logprobs", step, level)))
+            above = level.children
+        by_level = np.concatenate([[0], *(level.children for level in shape.levels)])
+        row_order = builder.constant(np.argsort(by_level))
+        depths, mask = depths_and_ancestors(shape.parents)
+        depths_given = builder.constant(depths[None])
+        in_rows = (
+            builder.one("Gather", builder.one("Concat", *parts, axis=1), row_order, axis=1)
+            for parts in (tokens, values)
+        )
+        fixed = (builder.constant(array[None]) for array in (shape.parents, depths, mask))
+        (tokens_given, values_given), (parents_given, *rest) = in_rows, (builder.one("Identity", a) for a in fixed)
+        tree = dict(zip(TREE, (tokens_given, parents_given, values_given, *rest), strict=True))
+        return tree | {"position_ids": builder.one("Add", depths_given, builder.inputs["committed"])}
+
+    def _picked(self, name: str, step: int, level: StaticLevel, which: Ids | slice = slice(None)) -> ir.Value:
+        """[1, M] what the head says of some of a level's children, in their order."""
+        value = self.builder.inputs[f"{name}.{step}"]
+        assert value.shape is not None
+        width = value.shape[1]
+        assert isinstance(width, int)
+        places = level.parents[which] * width + level.ranks[which]
+        return self.builder.one("Gather", self.builder.flat(value), self.builder.constant(places), axis=1)

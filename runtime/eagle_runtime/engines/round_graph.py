@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eagle_graphs import GraphPorts, Profile
-from eagle_graphs.draft_steps import FROM_HEAD, TO_HEAD, TREE
+from eagle_graphs.draft_steps import FROM_HEAD, TO_HEAD, TREE, draft_levels
 from eagle_runtime.engines.base import Array, Rows
 from eagle_runtime.engines.buffers import DeviceGraph, DevicePass, Wiring
 from eagle_runtime.engines.features import HIDDEN
@@ -70,25 +70,26 @@ class RoundGraph:
 
     def _round(self, slot: int, rows: int, verified: Sequence[str]) -> _Round:
         """verified: outputs of the target."""
-        profile, width = self._profile, self._profile.top_k
+        profile, levels = self._profile, draft_levels(self._profile)
         head = self._draft.device_pass(slot, {"B": 1, "Q": rows, "S": rows, "R": 1}, Wiring(given=(HIDDEN,)))
         heads, steps, passes = [head], list[DevicePass](), [head]
         held: dict[str, int] = {}
         for level, graph in enumerate(self._steps):
             held |= {f"{name}.{level}": head.buffers.addresses[name] for name in FROM_HEAD}
-            is_last = level == len(self._steps) - 1
+            is_last = level == len(levels)
             step = graph.device_pass(slot, {}, Wiring(outputs=TREE if is_last else (), sources=dict(held)))
             held |= step.buffers.addresses
             steps.append(step)
             passes.append(step)
             if not is_last:
-                sizes = {"B": 1, "Q": width, "S": width * (level + 1), "R": width}
+                below = levels[level]
+                sizes = {"B": 1, "Q": below.rows, "S": below.after, "R": below.rows}
                 named = {name: f"{name}.{level + 1}" for name in TO_HEAD}
                 sources = {name: held[place] for name, place in named.items() if place in held}
                 head = self._draft.device_pass(slot, sizes, Wiring(sources=sources))
-                head.buffers.inputs["logit_rows"][:] = np.arange(width)
-                if "tree_mask" not in sources:
-                    head.buffers.inputs["tree_mask"][0] = np.eye(width, dtype=np.bool_)
+                head.buffers.inputs["logit_rows"][:] = np.arange(below.rows)
+                if below.mask is not None:
+                    head.buffers.inputs["tree_mask"][0] = below.mask
                 heads.append(head)
                 passes.append(head)
         verify = None
