@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from eagle_graphs.draft_steps import TREE, draft_step_ports
@@ -125,16 +127,22 @@ class _StaticStep(_Step):
             above = level.children
         by_level = np.concatenate([[0], *(level.children for level in shape.levels)])
         row_order = builder.constant(np.argsort(by_level))
+
+        def in_rows(parts: Sequence[ir.Value]) -> ir.Value:
+            return builder.one("Gather", builder.one("Concat", *parts, axis=1), row_order, axis=1)
+
+        def fixed(array: npt.NDArray[Any]) -> ir.Value:
+            return builder.one("Identity", builder.constant(array[None]))
+
         depths, mask = depths_and_ancestors(shape.parents)
-        depths_given = builder.constant(depths[None])
-        in_rows = (
-            builder.one("Gather", builder.one("Concat", *parts, axis=1), row_order, axis=1)
-            for parts in (tokens, values)
-        )
-        fixed = (builder.constant(array[None]) for array in (shape.parents, depths, mask))
-        (tokens_given, values_given), (parents_given, *rest) = in_rows, (builder.one("Identity", a) for a in fixed)
-        tree = dict(zip(TREE, (tokens_given, parents_given, values_given, *rest), strict=True))
-        return tree | {"position_ids": builder.one("Add", depths_given, builder.inputs["committed"])}
+        return {
+            "tokens": in_rows(tokens),
+            "parents": fixed(shape.parents),
+            "values": in_rows(values),
+            "depths": fixed(depths),
+            "mask": fixed(mask),
+            "position_ids": builder.one("Add", builder.constant(depths[None]), builder.inputs["committed"]),
+        }
 
     def _picked(self, name: str, step: int, level: StaticLevel, which: Ids | slice = slice(None)) -> ir.Value:
         """[1, M] what the head says of some of a level's children, in their order."""
