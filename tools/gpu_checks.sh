@@ -59,7 +59,7 @@ else
         if [ "$engine" != - ]; then
             if ! has "${flavour//-/_}"; then skip "$flavour is not installed ($engine)"; continue; fi
             arguments+=(--engine "$bundle/$engine" --flavour "$flavour")
-        elif [ ${#torch_of[@]} -eq 0 ]; then skip "no engines, and no MODEL and HEAD to compare $graph with"; continue
+        elif [ ${#torch_of[@]} -eq 0 ]; then skip "no engine to compare, and no MODEL and HEAD to compare $graph with"; continue
         fi
         check "$python" "$tools/compare.py" "${arguments[@]}" ${torch_of[@]+"${torch_of[@]}"}
     done < <("$python" "$tools/gpu_pairs.py" "$bundle")

@@ -10,7 +10,7 @@ from eagle_graphs.passes import draft_passes, target_passes
 
 
 def pairs(manifest: Manifest) -> list[tuple[str, str, str, str, str]]:
-    """Each engine with the portable graph of its precision; each portable graph alone where there are no engines.
+    """Each engine with the portable graph of its precision; each portable graph alone where there is none.
 
     Engines without weights, and those of the package's kernels, whose caches must be bound in place, are left out:
     tools/gpu_checks.py runs them.

@@ -131,7 +131,7 @@ class Engine:
     draft_rounds: dict[str, str]
     """By the nodes of a profile whose tree is dynamic: all passes of a round of drafting as one graph."""
     draft_steps: dict[str, tuple[str, ...]]
-    """By the same: what stands between the head's passes, `eagle_graphs.draft_steps`."""
+    """By the nodes of any profile: what stands between the head's passes, `eagle_graphs.draft_steps`."""
     exactness: Exactness
 
     @property
@@ -247,15 +247,15 @@ class Manifest:
                 if name in ("dtype", "cache_dtype") and value not in DTYPES:
                     raise EagleError(f"manifest.{where}.{name} is {value!r}; expected one of {', '.join(DTYPES)}")
         for index, engine in enumerate(self.engines):
-            self._check_profiles(f"engines[{index}].draft_rounds", engine.draft_rounds)
-            self._check_profiles(f"engines[{index}].draft_steps", engine.draft_steps)
+            self._check_rounds(f"engines[{index}].draft_rounds", engine.draft_rounds)
+            self._check_steps(f"engines[{index}].draft_steps", engine.draft_steps)
             if self.limits.buffer_rows % engine.key_block:
                 raise EagleError(
                     f"manifest.limits.buffer_rows is {self.limits.buffer_rows}; expected a multiple of the "
                     f"{engine.key_block} rows of a block in engines[{index}]: export the bundle again"
                 )
         for index, graphs in enumerate(self.portable):
-            self._check_profiles(f"portable[{index}].draft_steps", graphs.draft_steps)
+            self._check_steps(f"portable[{index}].draft_steps", graphs.draft_steps)
         for profile in self.profiles:
             if profile.top_k > self.head.top_k:
                 raise EagleError(
@@ -263,25 +263,26 @@ class Manifest:
                     f"{self.head.top_k}: export the bundle again"
                 )
 
-    def _check_profiles(self, where: str, by_nodes: Mapping[str, str | tuple[str, ...]]) -> None:
-        """Compiled rounds, one graph each, are those of dynamic trees; steps there may be of any tree."""
-        depths = {str(profile.nodes): profile.depth for profile in self.profiles}
+    def _check_rounds(self, where: str, rounds: Mapping[str, str]) -> None:
         dynamic = [str(profile.nodes) for profile in self.profiles if not profile.paths]
-        for name, graphs in by_nodes.items():
-            if isinstance(graphs, str) and name not in dynamic:
+        if others := [nodes for nodes in rounds if nodes not in dynamic]:
+            raise EagleError(
+                f"manifest.{where} has {others[0]!r}; expected sizes of profiles whose tree is dynamic, "
+                f"{', '.join(dynamic) or 'of which there are none'}: export the bundle again"
+            )
+
+    def _check_steps(self, where: str, steps: Mapping[str, tuple[str, ...]]) -> None:
+        depths = {str(profile.nodes): profile.depth for profile in self.profiles}
+        for nodes, graphs in steps.items():
+            if nodes not in depths:
                 raise EagleError(
-                    f"manifest.{where} has {name!r}; expected sizes of profiles whose tree is dynamic, "
-                    f"{', '.join(dynamic) or 'of which there are none'}: export the bundle again"
-                )
-            if name not in depths:
-                raise EagleError(
-                    f"manifest.{where} has {name!r}; expected sizes of profiles, {', '.join(depths)}: export the "
+                    f"manifest.{where} has {nodes!r}; expected sizes of profiles, {', '.join(depths)}: export the "
                     "bundle again"
                 )
-            if isinstance(graphs, tuple) and len(graphs) != depths[name]:
+            if len(graphs) != depths[nodes]:
                 raise EagleError(
-                    f"manifest.{where}[{name!r}] has {len(graphs)} graphs; expected {depths[name]}, one for "
-                    "each level: export the bundle again"
+                    f"manifest.{where}[{nodes!r}] has {len(graphs)} graphs; expected {depths[nodes]}, one for each "
+                    "level: export the bundle again"
                 )
 
     def to_json(self) -> str:

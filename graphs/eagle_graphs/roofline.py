@@ -15,11 +15,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from eagle_graphs.draft_steps import draft_levels
 from eagle_graphs.errors import EagleError
 from eagle_graphs.machines import Machine
 from eagle_graphs.ports import KVGeometry
 from eagle_graphs.profiles import Profile
-from eagle_graphs.static_tree import static_tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,22 +153,14 @@ class RoundTime:
         return None if self.accepted_length is None else self.accepted_length / self.break_even
 
 
-def level_rows(profile: Profile) -> list[int]:
-    """Rows of each draft pass after the extension, which expands the root."""
-    if profile.paths:
-        return [len(level.expanded) for level in static_tree(profile.paths).levels[1:]]
-    return [profile.top_k] * (profile.depth - 1)
-
-
 def round_time(
     target: Compiled, draft: Compiled, profile: Profile, *, context: int, accepted_length: float | None
 ) -> RoundTime:
     """A round behind `context` committed rows."""
     accepted = 1.0 if accepted_length is None else accepted_length
-    passes, seen = [draft.time(accepted, logit_rows=1, context=context)], 0
-    for rows in level_rows(profile):
-        seen += rows
-        passes.append(draft.time(rows, logit_rows=rows, context=context, seen=seen))
+    passes = [draft.time(accepted, logit_rows=1, context=context)]
+    for level in draft_levels(profile):
+        passes.append(draft.time(level.rows, logit_rows=level.rows, context=context, seen=level.after))
     return RoundTime(
         profile=profile,
         accepted_length=accepted_length,

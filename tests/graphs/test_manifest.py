@@ -349,6 +349,15 @@ def test_steps_of_drafting_are_one_a_level_of_a_profile(place: tuple[str, int]) 
     assert refusal(lambda data: edit(data, "8", [FILES[4]])).startswith(f"{where}['8'] has 1 graphs; expected 3, one ")
     assert "names 'other'" in refusal(lambda data: edit(data, "4", [FILES[4], "other"]))
 
+    def edit_static(data: Any, steps: list[str]) -> None:
+        data["profiles"].append(asdict(static_profile()))
+        edit(data, "26", steps)
+
+    data = json.loads(made.to_json())
+    edit_static(data, [FILES[4]] * 5)
+    assert manifest_from_json(json.dumps(data)).portable
+    assert refusal(lambda data: edit_static(data, [FILES[4]] * 4)).startswith(f"{where}['26'] has 4 graphs; expected 5")
+
 
 def test_an_engine_says_how_exact_it_is() -> None:
     near, bits = NEAR_TIE.sentence(), replace(NEAR_TIE, kind="bitwise").sentence()

@@ -17,12 +17,13 @@ from onnx import TensorProto
 from onnx.helper import make_graph, make_model, make_node, make_opsetid, make_tensor_value_info
 
 from eagle_graphs import EagleError, GraphPorts, KVGeometry, Port, target_ports
-from eagle_runtime.engines import onnxruntime_device
+from eagle_runtime.engines import onnxruntime, onnxruntime_device
 from eagle_runtime.engines.base import Array
 from eagle_runtime.engines.buffers import PassBuffers, Wiring
 from eagle_runtime.engines.device_pool import DeviceKVPool
 from eagle_runtime.engines.features import DeviceFeatures, DeviceRows, runs
 from eagle_runtime.engines.memory import HostMemory, Replayed
+from eagle_runtime.engines.onnxruntime import OnnxRuntimeGraph
 from eagle_runtime.engines.onnxruntime_device import OnnxRuntimeDeviceGraph
 from eagle_runtime.kv_pool import KVPool
 
@@ -206,17 +207,34 @@ class CountedMemory(HostMemory):
         self.host_arrays.remove(id(array))
 
 
-def test_the_pass_that_was_used_longest_ago_gives_all_its_memory_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(onnxruntime_device, "KEPT_CALLS", 2)
-    path = tmp_path / "double.onnx"
+def doubling(directory: Path) -> tuple[Path, GraphPorts]:
+    """A graph without caches."""
+    path = directory / "double.onnx"
     x, y = (make_tensor_value_info(name, TensorProto.FLOAT, ["Q"]) for name in "xy")
     graph = make_graph([make_node("Add", ["x", "x"], ["y"])], "double", [x], [y])
     onnx.save(make_model(graph, opset_imports=[make_opsetid("", 18)], ir_version=8), path)
     ports = [Port(name=name, dtype="float32", axes=("Q",)) for name in "xy"]
+    return path, GraphPorts(inputs=(ports[0],), outputs=(ports[1],))
+
+
+def test_the_host_keeps_the_passes_that_were_used_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "_KEPT_CALLS", 2)
+    pool = KVPool(GEOMETRY, slots=1, rows=ROWS)
+    monkeypatch.setattr(pool, "views", lambda _slot, _prefix: {})
+    double = OnnxRuntimeGraph(*doubling(tmp_path), pool, threads=1, native=False)
+    passes = {size: double.call(0, outputs=("y",), Q=size) for size in (1, 2)}
+    assert double.call(0, outputs=("y",), Q=1) is passes[1]
+    double.call(0, outputs=("y",), Q=3)
+    assert double.call(0, outputs=("y",), Q=1) is passes[1]
+    assert double.call(0, outputs=("y",), Q=2) is not passes[2]
+
+
+def test_the_pass_that_was_used_longest_ago_gives_all_its_memory_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnxruntime_device, "KEPT_CALLS", 2)
     memory = CountedMemory()
-    double = OnnxRuntimeDeviceGraph(path, GraphPorts(inputs=(ports[0],), outputs=(ports[1],)), None, memory)
+    double = OnnxRuntimeDeviceGraph(*doubling(tmp_path), None, memory)
     passes = {size: double.call(0, outputs=("y",), Q=size) for size in (1, 2)}
     assert double.call(0, outputs=("y",), Q=1) is passes[1]
     before = memory.blocks, set(memory.host_arrays)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from eagle_graphs import EagleError
 from eagle_graphs.native_ops import KEY_BLOCK
 from eagle_runtime.engines.onnxruntime import OnnxRuntimeGraph
 from eagle_runtime.kv_pool import KVPool
-from tests.commands import train_tool
+from tests.commands import assert_refused, train_tool
 from tests.conftest import ROOT
 from tools.train.answers import ANSWERS, Answer, AnswerFile, Dropped, loop_start, read_answers
 from tools.train.data import own_prompt_frame
@@ -31,7 +32,6 @@ from tools.train.write import PASSES, Plan, draw, write
 
 SETTINGS = {"own_prompts": True, "seed": 0}
 EOS = (1,)
-NOTHING = [{"role": "user", "content": ""}]
 
 
 def _plan(prompts: tuple[tuple[int, ...], ...], closing: tuple[int, ...] = (), **more: float) -> Plan:
@@ -177,7 +177,7 @@ def test_torch_writes_where_there_are_no_kernels(
 
 def test_a_conversation_is_the_same_in_any_company(slots_of: Callable[[int], Slots], tiny_target: Path) -> None:
     """Its random numbers follow from its number: prompt and answer alike."""
-    header, closing = own_prompt_frame(load_target(find_checkpoint(str(tiny_target), what="target")), NOTHING)
+    header, closing = own_prompt_frame(load_target(find_checkpoint(str(tiny_target), what="target")))
     plan = _plan((header,), closing, greedy=0.5)
     alone = {item.index: item for item in write(slots_of(1), plan, iter([4, 9]))}
     together = {item.index: item for item in write(slots_of(18), plan, iter(range(20)))}
@@ -201,7 +201,7 @@ def test_a_written_prompt_ends_where_the_template_does() -> None:
 def test_a_prompt_goes_on_from_a_given_beginning(tiny_target: Path) -> None:
     """Which one follows from the conversation's number; only what is written counts as a prompt's length."""
     target = load_target(find_checkpoint(str(tiny_target), what="target"))
-    nothing, closing = own_prompt_frame(target, NOTHING)
+    nothing, closing = own_prompt_frame(target)
     starts = [[{"role": "user", "content": text}] for text in ("the first", "and this is the second one")]
     headers = tuple(own_prompt_frame(target, start)[0] for start in starts)
     for start, header in zip(starts, headers, strict=True):
@@ -230,12 +230,25 @@ def test_data_of_given_beginnings(tiny_target: Path, tmp_path: Path) -> None:
     for answer in read_answers(tmp_path / "data"):
         prompt = tokenizer.decode(answer.tokens[: answer.start])
         assert "Why is" in prompt or "Write a" in prompt
-    other = train_tool(*command, *small)
-    assert other.status == 2
-    assert "was begun with starts" in other.err
+    assert_refused(train_tool(*command, *small), "was begun with starts")
     both = train_tool(*command, *small, "--starts", str(starts), "--prompts", str(starts))
-    assert both.status == 2
-    assert "--prompts and --starts were both given" in both.err
+    assert_refused(both, "--prompts and --starts were both given")
+
+
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        ({"messages": [{"role": "assistant", "content": "Well"}]}, "1 ends with a message of the assistant"),
+        ({"text": "word " * 600}, "tokens; there is room for"),
+    ],
+)
+def test_beginnings_that_cannot_be_gone_on_from(
+    tiny_target: Path, tmp_path: Path, start: dict[str, Any], words: str
+) -> None:
+    (tmp_path / "starts.jsonl").write_text(json.dumps(start))
+    command = ["data", "--model", str(tiny_target), "--out", str(tmp_path / "data"), "--tokens", "20"]
+    given = ["--answer-tokens", "16", "--starts", str(tmp_path / "starts.jsonl")]
+    assert_refused(train_tool(*command, *given), "starts.jsonl: conversation", words)
 
 
 def test_given_prompts_are_greedy_once_and_end() -> None:

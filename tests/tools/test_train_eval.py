@@ -22,13 +22,16 @@ from eagle_exporter.target import load_target
 from eagle_graphs import EagleError, Profile, static_profile
 from eagle_runtime import Session
 from tests.commands import eagle_export
+from tests.models import VOCAB
 from tests.overfit import calibration_answers
 from tests.tools.training import FAST, TAPS, write_data
+from tools.train.answers import read_answers
 from tools.train.evaluate import CHAIN, EvalOptions, evaluate
 from tools.train.features import hidden_states
 from tools.train.head import HISTORY, HeadOptions, train_head
 from tools.train.held_out import DEPTH
 from tools.train.replay import Replay, Text
+from tools.train.start import most_frequent
 
 TOKENS = 40
 WIDE = 256  # tokens of a draft vocabulary that covers the answers
@@ -54,7 +57,10 @@ def trained(model: LlamaForCausalLM, tiny_target: Path, tmp_path_factory: pytest
     texts = [text.tolist() for text in calibration_answers(model)]
     options = HeadOptions(
         kind="eagle3",
-        data=write_data(place / "data", tiny_target, texts, first=1, answer=48),
+        data=(
+            write_data(place / "data", tiny_target, texts[:3], first=1, answer=48),
+            write_data(place / "more", tiny_target, texts[3:], first=4, answer=48),
+        ),
         out=place / "head",
         model=None,
         draft_vocab=WIDE,
@@ -77,6 +83,28 @@ def test_a_finished_run_stays_as_it_is(trained: Trained) -> None:
     assert json.loads((options.out / "training" / HISTORY).read_text()) == trained.history
     with pytest.raises(EagleError, match="was begun with lr"):
         train_head(replace(options, training=replace(options.training, lr=1e-3)), quiet())
+
+
+def test_a_known_head_keeps_its_vocabulary_or_takes_the_data_s(trained: Trained, tmp_path: Path) -> None:
+    options = trained.options
+    again = replace(
+        options, out=tmp_path / "again", known=str(options.out), draft_vocab=None, training=replace(FAST, tokens=50)
+    )
+    train_head(again, quiet())
+    written, other = (load_file(each / "model.safetensors") for each in (options.out, again.out))
+    assert torch.equal(written["d2t"], other["d2t"])
+    with pytest.raises(EagleError, match="was begun with vocabulary"):  # as many tokens, but others
+        train_head(replace(again, data=options.data[1:], draft_vocab=WIDE), quiet())
+    train_head(replace(again, out=tmp_path / "new", draft_vocab=40), quiet())
+    new = load_file(tmp_path / "new" / "model.safetensors")
+    ids = most_frequent([answer for each in options.data for answer in read_answers(each)], size=40, vocab=VOCAB)
+    assert torch.equal(new["d2t"], ids - torch.arange(40))
+
+
+def test_targets_of_data_sets_that_differ_are_told(trained: Trained, tmp_path: Path) -> None:
+    other = write_data(tmp_path / "other", tmp_path / "elsewhere", trained.texts[:1], first=1, answer=48)
+    with pytest.raises(EagleError, match=r"name .* and .*elsewhere as their target: say with --model which"):
+        train_head(replace(trained.options, data=(*trained.options.data, other)), quiet())
 
 
 def test_replayed_trees_agree_with_each_other_and_need_the_right_features(

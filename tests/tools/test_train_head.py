@@ -144,6 +144,30 @@ def test_muon_has_what_turns_hidden_states_into_hidden_states(model: LlamaForCau
     assert decayed == {2}
 
 
+def test_a_step_sets_both_optimizers_learning_rates(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    options = replace(FAST, tokens=100, batch=60, warmup=0.5, lr=0.1, muon_lr=0.3)
+    trainer = _trainer(model, tmp_path, "eagle3", options)
+    rates = list[list[float]]()
+
+    def seen(_tokens: int) -> None:
+        rates.append([group["lr"] for optimizer in trainer.run.optimizers for group in optimizer.param_groups])
+
+    trainer.train(seen, lambda _point: None)
+    assert rates[0] == pytest.approx([0.005, 0.005, 0.015])
+    for vectors, matrices, inner in rates:
+        assert vectors == matrices == pytest.approx(inner / 3)
+
+
+def test_a_state_of_another_version_is_refused(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    trainer = _trainer(model, tmp_path / "a", "eagle1", FAST)
+    save_state(trainer, {}, tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    state["optimizer"] = state.pop("optimizers")[0]
+    torch.save(state, tmp_path / "state.pt")
+    with pytest.raises(EagleError, match="was written by another version of this tool: remove it"):
+        load_state(trainer, {}, tmp_path / "state.pt")
+
+
 def _longest(answers: list[Answer]) -> float:
     """Accepted length where everything is."""
     tokens = [len(answer.answer) - 1 for answer in answers]

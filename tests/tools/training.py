@@ -21,7 +21,18 @@ from tools.train.start import most_frequent, new_head, shape_from_target
 HEAD_DIM = 16
 TAPS = (1, 3, 5)
 DRAFT_VOCAB = 96
-FAST = Options(tokens=9000, batch=200, lr=1e-2, unroll=4, ramp=0.2, thin=1.0, noise=0.0, labels="data", bf16=False)
+FAST = Options(
+    tokens=9000,
+    batch=200,
+    optimizer="adamw",
+    lr=1e-2,
+    unroll=4,
+    ramp=0.2,
+    thin=1.0,
+    noise=0.0,
+    labels="data",
+    bf16=False,
+)
 """Learns a few texts by heart in seconds."""
 
 

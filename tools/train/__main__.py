@@ -46,7 +46,7 @@ class Precision(str, Enum):  # noqa: UP042
     FP32 = "fp32"
 
 
-Data = Annotated[Path, typer.Option("--data", help="Directory written by the data command.")]
+Data = Annotated[list[Path], typer.Option("--data", help="Directory written by the data command; may be repeated.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")]
 Tokens = Annotated[int, typer.Option(min=1, help="Answer tokens.")]
 Batch = Annotated[int, typer.Option(min=1, help="Answer tokens of a batch, padding counted.")]
@@ -157,7 +157,7 @@ def head(
     if threads is not None:
         torch.set_num_threads(threads)
     training = Options(
-        tokens=tokens or 2 * sum(len(answer.answer) - 1 for answer in read_answers(data)),
+        tokens=tokens or 2 * sum(len(answer.answer) - 1 for each in data for answer in read_answers(each)),
         batch=batch,
         optimizer=optimizer.value,
         lr=lr,
@@ -177,7 +177,7 @@ def head(
     )
     options = HeadOptions(
         kind=kind.value,
-        data=data,
+        data=tuple(data),
         out=out,
         model=model,
         draft_vocab=draft_vocab,
@@ -259,7 +259,7 @@ def ablations(
     )
     options = HeadOptions(
         kind="eagle3",
-        data=data,
+        data=tuple(data),
         out=out,
         model=model,
         draft_vocab=draft_vocab,

@@ -30,7 +30,7 @@ from tools.train.native_slots import NativeSlots, WritingGraph, write_graph
 from tools.train.progress import token_progress
 from tools.train.slots import Precision, Slots
 from tools.train.torch_slots import TorchSlots
-from tools.train.write import Plan, write
+from tools.train.write import MAX_PROMPT, MAX_REST, Plan, write
 
 MAX_GIVEN_PROMPT = 1024
 """Tokens of a prompt from a file; longer ones are left out."""
@@ -38,6 +38,7 @@ MARK = "\x1a"
 GRAPH = "graph"
 """Directory below the data for the lowered target, while it is written with."""
 ITEM, END, ERROR = "item", "end", "error"
+NOTHING: Conversation = [{"role": "user", "content": ""}]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,18 +230,23 @@ def _write(job: _Job, stripe: int, done: set[int]) -> Items:
 
 
 def _plan(options: DataOptions, target: Target) -> Plan:
-    if options.prompts is None:
-        starts = load_prompts(options.starts) if options.starts else [[{"role": "user", "content": ""}]]
-        frames = [own_prompt_frame(target, start) for start in starts]
-        prompts, closing = tuple(header for header, _ in frames), frames[0][1]
+    context = int(target.config.max_position_embeddings)
+    written = 0 if options.prompts else (MAX_REST if options.starts else MAX_PROMPT)
+    room = context - options.answer_tokens - written
+    if room < 2:
+        raise EagleError(
+            f"--answer-tokens is {options.answer_tokens}; expected less than the context of {context}"
+            + (f", of which prompts have {written}" if written else "")
+        )
+    closing: tuple[int, ...] = ()
+    if options.prompts is not None:
+        longest = min(room, MAX_GIVEN_PROMPT)
+        prompts = tuple(map(tuple, prompt_tokens(target.tokenizer, load_prompts(options.prompts), longest=longest)))
+    elif options.starts is not None:
+        prompts, closing = _started(target, options.starts, longest=min(room, MAX_GIVEN_PROMPT))
     else:
-        conversations = load_prompts(options.prompts)
-        context = int(target.config.max_position_embeddings)
-        room = context - options.answer_tokens
-        if room < 2:
-            raise EagleError(f"--answer-tokens is {options.answer_tokens}; expected less than the context of {context}")
-        encoded = prompt_tokens(target.tokenizer, conversations, longest=min(room, MAX_GIVEN_PROMPT))
-        prompts, closing = tuple(map(tuple, encoded)), ()
+        header, closing = own_prompt_frame(target)
+        prompts = (header,)
     return Plan(
         prompts=prompts,
         closing=closing,
@@ -250,10 +256,33 @@ def _plan(options: DataOptions, target: Target) -> Plan:
         temperature=options.temperature,
         top_p=options.top_p,
         seed=options.seed,
+        prompt_tokens=written or MAX_PROMPT,
     )
 
 
-def own_prompt_frame(target: Target, start: Conversation) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _started(target: Target, path: Path, *, longest: int) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
+    """What stands before the target's part of each prompt of a file of beginnings, and what follows it."""
+    headers, closings = [], set[tuple[int, ...]]()
+    for number, start in enumerate(load_prompts(path), start=1):
+        if start[-1]["role"] != "user":
+            raise EagleError(
+                f"{path}: conversation {number} ends with a message of the {start[-1]['role']}; expected one of the "
+                "user, which the target ends"
+            )
+        header, closing = own_prompt_frame(target, start)
+        if len(header) > longest:
+            raise EagleError(
+                f"{path}: conversation {number} has {len(header)} tokens; there is room for {longest} before what the "
+                "target writes"
+            )
+        headers.append(header)
+        closings.add(closing)
+    if len(closings) > 1:
+        raise EagleError(f"{path}: the chat template ends its messages in different ways; expected a single one")
+    return tuple(headers), closings.pop()
+
+
+def own_prompt_frame(target: Target, start: Conversation = NOTHING) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """A conversation up to where the target goes on with its last message, and what follows that, as tokens.
 
     Raises EagleError where the target has no chat template.

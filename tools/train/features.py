@@ -10,6 +10,7 @@ computed stays.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -114,6 +115,22 @@ class FeatureCache:
             self._map = np.memmap(self.path, np.int16, mode="r").reshape(-1, *self._file_row)
         parts = [self._map[self._starts[number] : self._starts[number + 1], self._columns] for number in numbers]
         return [torch.from_numpy(np.array(part)).view(torch.bfloat16) for part in parts]
+
+
+class JoinedFeatures:
+    """Those of several data sets, whose conversations are numbered one set after the other."""
+
+    def __init__(self, parts: Sequence[Features], counts: Sequence[int]) -> None:
+        """counts: conversations of each."""
+        self.row = parts[0].row
+        self._parts, self._starts = parts, [0, *accumulate(counts)]
+
+    def of(self, numbers: Sequence[int]) -> list[torch.Tensor]:
+        found = []
+        for number in numbers:
+            part = bisect_right(self._starts, number) - 1
+            found += self._parts[part].of([number - self._starts[part]])
+        return found
 
 
 @torch.inference_mode()

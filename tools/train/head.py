@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
+from transformers import PreTrainedModel
 
 from eagle_exporter.checkpoint import find_checkpoint
-from eagle_exporter.heads import load_head
+from eagle_exporter.heads import Head, load_head
 from eagle_exporter.target import Target, load_target
+from eagle_graphs import EagleError
 from tools.train.answers import Answer, read_answers, read_settings
-from tools.train.features import FeatureCache, Features, FreshFeatures
+from tools.train.features import FeatureCache, Features, FreshFeatures, JoinedFeatures
 from tools.train.known import load_weights, shape_from_spec
 from tools.train.loop import Point, Trainer
-from tools.train.model import DraftHead, Kind
+from tools.train.model import DraftHead, Kind, Shape
 from tools.train.options import Options
 from tools.train.plots import plot_training
 from tools.train.progress import token_progress
@@ -34,7 +38,7 @@ class HeadOptions:
     """Which head to train on which data."""
 
     kind: Kind
-    data: Path
+    data: tuple[Path, ...]
     out: Path
     model: str | None
     """The target; the data's own where none is named."""
@@ -55,20 +59,11 @@ class HeadOptions:
 
 def train_head(options: HeadOptions, console: Console) -> list[dict[str, Any]]:
     """Trains to the end, or goes on with what was begun; returns the run's history."""
-    answers = read_answers(options.data)
-    target = load_target(find_checkpoint(options.model or read_settings(options.data)["model"], what="target"))
+    parts = [read_answers(data) for data in options.data]
+    answers = [answer for part in parts for answer in part]
+    target = load_target(find_checkpoint(options.model or _model_of(options.data), what="target"))
     known = load_head(find_checkpoint(options.known, what="head"), target.config) if options.known else None
-    if known is None:
-        size = options.draft_vocab or DRAFT_VOCAB
-        shape = shape_from_target(options.kind, target.config, target.kv.head_dim, draft_vocab=size, taps=options.taps)
-    else:
-        shape = shape_from_spec(known.spec, int(target.config.vocab_size))
-        if options.draft_vocab is not None and shape.kind == "eagle3":
-            shape = replace(shape, draft_vocab=options.draft_vocab)
-    if known is None or options.draft_vocab is not None:
-        ids = most_frequent(answers, size=shape.draft_vocab, vocab=shape.vocab)
-    else:
-        ids = known.draft_to_target
+    shape, ids = _shape_and_vocabulary(options, known, target, answers)
     if shape.kind == "eagle3":
         trained, held_out = covered(answers, ids)
         console.print(
@@ -77,7 +72,7 @@ def train_head(options: HeadOptions, console: Console) -> list[dict[str, Any]]:
             highlight=False,
         )
     lm_head = target.model.get_output_embeddings().weight.detach()
-    features = _features(target, answers, shape.taps, options, console)
+    features = _features(target, parts, shape.taps, options, console)
     head = new_head(
         shape,
         target.model,
@@ -96,36 +91,71 @@ def train_head(options: HeadOptions, console: Console) -> list[dict[str, Any]]:
     return trainer.run.history
 
 
+def _model_of(data: Sequence[Path]) -> str:
+    """The target that wrote the data. Raises EagleError where there are several."""
+    models = list(dict.fromkeys(str(read_settings(each)["model"]) for each in data))
+    if len(models) > 1:
+        raise EagleError(f"the data sets name {' and '.join(models)} as their target: say with --model which one it is")
+    return models[0]
+
+
+def _shape_and_vocabulary(
+    options: HeadOptions, known: Head | None, target: Target, answers: list[Answer]
+) -> tuple[Shape, torch.Tensor]:
+    """Sizes, and [W] the target's ids of the draft's tokens."""
+    if known is None:
+        size = options.draft_vocab or DRAFT_VOCAB
+        shape = shape_from_target(options.kind, target.config, target.kv.head_dim, draft_vocab=size, taps=options.taps)
+    else:
+        shape = shape_from_spec(known.spec, int(target.config.vocab_size))
+        if options.draft_vocab is None:
+            return shape, known.draft_to_target
+        if shape.kind == "eagle1":
+            raise EagleError("--draft-vocab: an EAGLE-1 head says every token of its target, leave the option out")
+        shape = replace(shape, draft_vocab=min(options.draft_vocab, shape.vocab))
+    return shape, most_frequent(answers, size=shape.draft_vocab, vocab=shape.vocab)
+
+
 def _features(
-    target: Target, answers: list[Answer], taps: tuple[int, ...], options: HeadOptions, console: Console
+    target: Target, parts: list[list[Answer]], taps: tuple[int, ...], options: HeadOptions, console: Console
 ) -> Features:
     model = target.model.to(options.device)
     model.set_attn_implementation(SDPA)
     bf16 = options.training.bf16
     if not options.cache:
-        return FreshFeatures(model, answers, taps, bf16=bf16)
+        return FreshFeatures(model, [answer for part in parts for answer in part], taps, bf16=bf16)
     hidden = int(target.config.hidden_size)
-    cache = FeatureCache.find(options.data, answers, taps, layers=target.kv.layers, hidden=hidden)
-    done = cache.done
-    if done < len(answers):
-        total = sum(len(answer.tokens) for answer in answers)
-        so_far = sum(len(answer.tokens) for answer in answers[:done])
-        with token_progress(console, "features", total, so_far) as moved:
+    caches = [
+        FeatureCache.find(data, answers, taps, layers=target.kv.layers, hidden=hidden)
+        for data, answers in zip(options.data, parts, strict=True)
+    ]
+    for cache, answers in zip(caches, parts, strict=True):
+        if cache.done < len(answers):
+            _fill(cache, answers, target.model, bf16, console)
+    return JoinedFeatures(caches, [len(answers) for answers in parts])
 
-            def more(tokens: int) -> None:
-                nonlocal so_far
-                so_far += tokens
-                moved(so_far)
 
-            with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
-                cache.fill(model, more)
-    return cache
+def _fill(cache: FeatureCache, answers: list[Answer], model: PreTrainedModel, bf16: bool, console: Console) -> None:
+    total = sum(len(answer.tokens) for answer in answers)
+    so_far = sum(len(answer.tokens) for answer in answers[: cache.done])
+    with token_progress(console, "features", total, so_far) as moved:
+
+        def more(tokens: int) -> None:
+            nonlocal so_far
+            so_far += tokens
+            moved(so_far)
+
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=bf16):
+            cache.fill(model, more)
 
 
 def _settings(options: HeadOptions, answers: list[Answer], head: DraftHead) -> dict[str, Any]:
+    unused = {"muon_lr": None} if options.training.optimizer == "adamw" else {}
     return {
         **asdict(options.training),
+        **unused,
         **asdict(head.shape),
+        "vocabulary": hashlib.sha256(head.draft_ids.cpu().numpy().tobytes()).hexdigest(),
         "conversations": len(answers),
         "init_from_target_layer": options.init_from_target_layer,
         "from": options.known,

@@ -39,6 +39,8 @@ def load_state(trainer: Trainer, settings: Mapping[str, Any], path: Path) -> Non
         state = torch.load(path, map_location=trainer.device, weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError) as error:
         raise EagleError(f"{path} cannot be read ({error}): remove it to begin anew") from None
+    if "optimizers" not in state:
+        raise EagleError(f"{path} was written by another version of this tool: remove it to begin anew")
     found = json.loads(state["settings"])
     for name, value in json.loads(json.dumps(settings)).items():
         if found.get(name) != value:

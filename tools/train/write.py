@@ -16,8 +16,8 @@ import numpy.typing as npt
 from tools.train.answers import Answer, Dropped, loop_start
 from tools.train.slots import Best, Slots
 
-MIN_PROMPT, MAX_PROMPT = 4, 160
-"""Tokens of a prompt that the target writes, its given beginning not counted."""
+MIN_PROMPT, MAX_PROMPT, MAX_REST = 4, 96, 160
+"""Tokens of a prompt that the target writes, and at most of one whose beginning it was given."""
 MIN_ANSWER = 16
 """Tokens of an answer that is cut where it begins to loop."""
 PASSES = 8
@@ -41,6 +41,8 @@ class Plan:
     """Of the other answers. Prompts have 1."""
     top_p: float
     seed: int
+    prompt_tokens: int = MAX_PROMPT
+    """A written prompt's limit, a given beginning not counted."""
     cut_loops: bool = True
     """Whether an answer ends where it begins to loop."""
 
@@ -55,7 +57,7 @@ class Plan:
     @property
     def longest(self) -> int:
         """Tokens of the longest conversation that can come of it."""
-        own = MAX_PROMPT + len(self.closing) if self.closing else 0
+        own = self.prompt_tokens + len(self.closing) if self.closing else 0
         return max(map(len, self.prompts)) + own + self.answer_tokens
 
     def conversation(self, index: int) -> Conversation | None:
@@ -69,7 +71,7 @@ class Plan:
             prompt, greedy = self.prompts[number], greedy and turn == 0
         else:
             prompt = self.prompts[random.integers(len(self.prompts)) if len(self.prompts) > 1 else 0]
-        draws = random.random(MAX_PROMPT + self.answer_tokens + 1)
+        draws = random.random(self.prompt_tokens + self.answer_tokens + 1)
         start = None if self.closing else len(prompt)
         return Conversation(plan=self, index=index, tokens=list(prompt), start=start, greedy=greedy, draws=draws)
 
@@ -115,7 +117,7 @@ class Conversation:
         self.tokens.append(token)
         if (
             token in self.plan.eos
-            or len(self.tokens) - self.header >= MAX_PROMPT
+            or len(self.tokens) - self.header >= self.plan.prompt_tokens
             or loop_start(self.tokens[self.header :])
         ):
             return Dropped(index=self.index, why="endless prompt")

@@ -105,7 +105,8 @@ class _StaticStep(_Step):
 
     def between(self) -> dict[str, ir.Value]:
         """See `_Step`."""
-        step, (level, below) = self._step, static_tree(self._profile.paths).levels[self._step :][:2]
+        step = self._step
+        level, below = static_tree(self._profile.paths).levels[step : step + 2]
         expanded = np.searchsorted(level.children, below.expanded)
         parents = self.builder.constant(level.parents[expanded][None])
         return {
