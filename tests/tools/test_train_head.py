@@ -48,10 +48,17 @@ def test_a_head_learns_a_few_texts_by_heart(model: LlamaForCausalLM, tmp_path: P
     assert points[-1].acceptance == pytest.approx([1.0] * (4 if kind == "eagle3" else 1))
 
 
+def test_muon_learns_them_nearly_so_in_a_third_of_the_tokens(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    trainer = _trainer(model, tmp_path, "eagle3", replace(FAST, tokens=3000, optimizer="muon"))
+    points: list[Point] = []
+    trainer.train(lambda _tokens: None, points.append)
+    assert min(points[-1].acceptance) > 0.9
+
+
 @pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
 def test_an_interrupted_run_ends_with_the_same_bits(model: LlamaForCausalLM, tmp_path: Path, kind: Kind) -> None:
     """Random rows, noise, order, schedule, optimizer: all of it is taken up; the run is cut inside an epoch."""
-    options = replace(FAST, tokens=1200, batch=60, thin=0.7, noise=0.1, labels="target")
+    options = replace(FAST, optimizer="muon", tokens=1200, batch=60, thin=0.7, noise=0.1, labels="target")
     whole = _trainer(model, tmp_path / "a", kind, options, first=38)  # of these, one is held out
     whole.train(lambda _tokens: None, lambda _point: None)
 
@@ -130,7 +137,7 @@ def test_steps_and_learning_rate_follow_the_progress() -> None:
 def test_muon_has_what_turns_hidden_states_into_hidden_states(model: LlamaForCausalLM, kind: Kind) -> None:
     head = head_for(model, answers_of(model, 2), kind)
     names = {id(parameter): name for name, parameter in head.named_parameters()}
-    adamw, muon = optimizers_for(head, replace(FAST, lr=0.5, muon_lr=0.25))
+    adamw, muon = optimizers_for(head, replace(FAST, optimizer="muon", lr=0.5, muon_lr=0.25))
     by_muon = {names[id(parameter)] for group in muon.param_groups for parameter in group["params"]}
     by_adamw = {names[id(parameter)] for group in adamw.param_groups for parameter in group["params"]}
     assert by_muon == {name for name in names.values() if name.endswith(("proj.weight", "fc.weight"))}
@@ -138,14 +145,14 @@ def test_muon_has_what_turns_hidden_states_into_hidden_states(model: LlamaForCau
     assert kind == "eagle1" or "lm_head.weight" in by_adamw
     assert {group["initial_lr"] for group in adamw.param_groups} == {0.5}
     assert {group["initial_lr"] for group in muon.param_groups} == {0.25}
-    (only,) = optimizers_for(head, replace(FAST, optimizer="adamw"))
+    (only,) = optimizers_for(head, FAST)
     assert sum(len(group["params"]) for group in only.param_groups) == len(names)
     decayed = {p.ndim for group in only.param_groups for p in group["params"] if group["weight_decay"]}
     assert decayed == {2}
 
 
 def test_a_step_sets_both_optimizers_learning_rates(model: LlamaForCausalLM, tmp_path: Path) -> None:
-    options = replace(FAST, tokens=100, batch=60, warmup=0.5, lr=0.1, muon_lr=0.3)
+    options = replace(FAST, tokens=100, batch=60, optimizer="muon", warmup=0.5, lr=0.1, muon_lr=0.3)
     trainer = _trainer(model, tmp_path, "eagle3", options)
     rates = list[list[float]]()
 
