@@ -124,6 +124,7 @@ def ways(
     dynamic = [str(profile.nodes) for profile in bundle.manifest.profiles if not profile.paths]
     room = max(bundle.manifest.limits.capacity - new_tokens, 1)  # a small cache takes the beginning of a prompt
     seeded: SamplingOptions = {"temperature": 1.0, "seed": 0}
+    drawn: SamplingOptions = {**seeded, "verify_mode": "sampled"}
     open_session = partial(Session, bundle, profile=profiles[0], threads=None, kernels="auto")
     with open_session(drafting="compiled", memory=memory()) as session:
         tokens = [session.tokenizer.encode(messages[-1]["content"]).ids[:room] for messages in prompts]
@@ -132,7 +133,7 @@ def ways(
         yield from _compared(greedy, greedy["plain"])
         sampled = run(["plain", *profiles], **seeded)
         yield from _compared(sampled, sampled["plain"], "sampled")
-        first, second = (run(dynamic, **seeded, verify_mode="sampled") for _ in range(2))
+        first, second = (run(dynamic, **drawn) for _ in range(2))
         for name in dynamic:
             yield from _compared({name: second[name]}, first[name], "sampled tree")
     with open_session(drafting="stepwise", memory=memory()) as session:
