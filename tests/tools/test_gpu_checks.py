@@ -121,9 +121,9 @@ def test_an_engine_that_fails_is_not_skipped_and_keeps_what_it_gave(
 
 def test_an_engine_that_cannot_be_opened_is_not_skipped(portable: Path, tmp_path: Path) -> None:
     shutil.copytree(portable, tmp_path / "bundle")
-    graph = tmp_path / "bundle" / "portable" / "draft.onnx"
-    graph.write_bytes(b"no graph".ljust(graph.stat().st_size))
-    (found,) = _check(open_bundle(tmp_path / "bundle"))
+    bundle = open_bundle(tmp_path / "bundle")
+    (tmp_path / "bundle" / "portable" / "draft.onnx").write_bytes(b"no graph")
+    (found,) = _check(bundle)
     assert found.failed is not None
     assert "cannot load draft.onnx" in found.failed
     assert found.skipped is None
