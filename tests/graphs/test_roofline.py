@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eagle_graphs import EagleError, KVGeometry, Profile, profile_from_nodes, static_profile
+from eagle_graphs.draft_steps import draft_levels
 from eagle_graphs.machines import MACHINES, Machine
 from eagle_graphs.roofline import (
     PRECISIONS,
@@ -16,7 +17,6 @@ from eagle_graphs.roofline import (
     GraphSize,
     capacity_rows,
     expected_length,
-    level_rows,
     round_time,
     verdicts,
 )
@@ -94,8 +94,8 @@ def test_a_round_is_a_verification_an_extension_and_the_levels() -> None:
 
 
 def test_levels_of_static_trees_are_as_wide_as_their_expanded_nodes() -> None:
-    assert level_rows(static_profile()) == [4, 4, 1, 1]
-    assert level_rows(profile_from_nodes(2)) == []
+    assert [level.rows for level in draft_levels(static_profile())] == [4, 4, 1, 1]
+    assert draft_levels(profile_from_nodes(2)) == ()
 
 
 def test_expected_length_by_hand() -> None:
