@@ -24,7 +24,7 @@ from eagle_runtime.kv_pool import KVPool
 from tests.commands import assert_refused, train_tool
 from tests.conftest import ROOT
 from tools.train.answers import ANSWERS, Answer, AnswerFile, Dropped, loop_start, read_answers
-from tools.train.data import own_prompt_frame
+from tools.train.frames import own_prompt_frame
 from tools.train.native_slots import NativeSlots, WritingGraph, write_graph
 from tools.train.slots import TOP_K, Best, Precision, Slots
 from tools.train.torch_slots import STRIDE, Int8Linear, TorchSlots

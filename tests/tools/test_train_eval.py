@@ -24,14 +24,14 @@ from eagle_runtime import Session
 from tests.commands import eagle_export
 from tests.models import VOCAB
 from tests.overfit import calibration_answers
-from tests.tools.training import FAST, TAPS, write_data
+from tests.tools.training import FAST, TAPS, head_for, write_data
 from tools.train.answers import read_answers
 from tools.train.evaluate import CHAIN, EvalOptions, evaluate
 from tools.train.features import hidden_states
 from tools.train.head import HISTORY, HeadOptions, train_head
 from tools.train.held_out import DEPTH
 from tools.train.replay import Replay, Text
-from tools.train.start import most_frequent
+from tools.train.start import most_frequent, write_head
 
 TOKENS = 40
 WIDE = 256  # tokens of a draft vocabulary that covers the answers
@@ -99,6 +99,12 @@ def test_a_known_head_keeps_its_vocabulary_or_takes_the_data_s(trained: Trained,
     new = load_file(tmp_path / "new" / "model.safetensors")
     ids = most_frequent([answer for each in options.data for answer in read_answers(each)], size=40, vocab=VOCAB)
     assert torch.equal(new["d2t"], ids - torch.arange(40))
+
+
+def test_an_eagle1_head_takes_no_other_vocabulary(trained: Trained, model: LlamaForCausalLM, tmp_path: Path) -> None:
+    write_head(head_for(model, read_answers(trained.options.data[0]), "eagle1"), tmp_path / "one")
+    with pytest.raises(EagleError, match="--draft-vocab: an EAGLE-1 head says every token"):
+        train_head(replace(trained.options, known=str(tmp_path / "one"), draft_vocab=40, out=tmp_path / "o"), quiet())
 
 
 def test_targets_of_data_sets_that_differ_are_told(trained: Trained, tmp_path: Path) -> None:

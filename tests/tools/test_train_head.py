@@ -15,9 +15,10 @@ from tests.tools.training import FAST, answers_of, batch_of, cached, head_for, r
 from tools.train.answers import Answer
 from tools.train.batches import order
 from tools.train.held_out import DEPTH, held_out, rounds_of
-from tools.train.loop import Point, Trainer, optimizers_for
+from tools.train.loop import Point, Trainer
 from tools.train.model import Kind
 from tools.train.objective import Objective
+from tools.train.optimizers import optimizers_for
 from tools.train.options import Options
 from tools.train.state import load_state, save_state
 

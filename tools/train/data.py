@@ -19,13 +19,14 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from eagle_calibration.prompts import Conversation, load_prompts
+from eagle_calibration.prompts import load_prompts
 from eagle_exporter.checkpoint import find_checkpoint, sha256
 from eagle_exporter.target import Target, load_target
 from eagle_exporter.tokenizer import prompt_tokens
 from eagle_graphs import EagleError
 from eagle_graphs.native import library_problem
 from tools.train.answers import Answer, AnswerFile, Dropped
+from tools.train.frames import own_prompt_frame, started_prompts
 from tools.train.native_slots import NativeSlots, WritingGraph, write_graph
 from tools.train.progress import token_progress
 from tools.train.slots import Precision, Slots
@@ -34,11 +35,9 @@ from tools.train.write import MAX_PROMPT, MAX_REST, Plan, write
 
 MAX_GIVEN_PROMPT = 1024
 """Tokens of a prompt from a file; longer ones are left out."""
-MARK = "\x1a"
 GRAPH = "graph"
 """Directory below the data for the lowered target, while it is written with."""
 ITEM, END, ERROR = "item", "end", "error"
-NOTHING: Conversation = [{"role": "user", "content": ""}]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +242,7 @@ def _plan(options: DataOptions, target: Target) -> Plan:
         longest = min(room, MAX_GIVEN_PROMPT)
         prompts = tuple(map(tuple, prompt_tokens(target.tokenizer, load_prompts(options.prompts), longest=longest)))
     elif options.starts is not None:
-        prompts, closing = _started(target, options.starts, longest=min(room, MAX_GIVEN_PROMPT))
+        prompts, closing = started_prompts(target, options.starts, longest=min(room, MAX_GIVEN_PROMPT))
     else:
         header, closing = own_prompt_frame(target)
         prompts = (header,)
@@ -258,43 +257,3 @@ def _plan(options: DataOptions, target: Target) -> Plan:
         seed=options.seed,
         prompt_tokens=written or MAX_PROMPT,
     )
-
-
-def _started(target: Target, path: Path, *, longest: int) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """What stands before the target's part of each prompt of a file of beginnings, and what follows it."""
-    headers, closings = [], set[tuple[int, ...]]()
-    for number, start in enumerate(load_prompts(path), start=1):
-        if start[-1]["role"] != "user":
-            raise EagleError(
-                f"{path}: conversation {number} ends with a message of the {start[-1]['role']}; expected one of the "
-                "user, which the target ends"
-            )
-        header, closing = own_prompt_frame(target, start)
-        if len(header) > longest:
-            raise EagleError(
-                f"{path}: conversation {number} has {len(header)} tokens; there is room for {longest} before what the "
-                "target writes"
-            )
-        headers.append(header)
-        closings.add(closing)
-    if len(closings) > 1:
-        raise EagleError(f"{path}: the chat template ends its messages in different ways; expected a single one")
-    return tuple(headers), closings.pop()
-
-
-def own_prompt_frame(target: Target, start: Conversation = NOTHING) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A conversation up to where the target goes on with its last message, and what follows that, as tokens.
-
-    Raises EagleError where the target has no chat template.
-    """
-    tokenizer: Any = target.tokenizer
-    if not getattr(tokenizer, "chat_template", None):
-        raise EagleError("the target has no chat template to write prompts with: name a file with --prompts")
-    *earlier, last = start
-    marked = [*earlier, {**last, "content": last["content"] + MARK}]
-    text = tokenizer.apply_chat_template(marked, tokenize=False, add_generation_prompt=True)
-    before, mark, after = str(text).partition(MARK)
-    if not mark or not before or not after:
-        raise EagleError("the target's chat template does not show where a message begins and ends: use --prompts FILE")
-    header, closing = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (before, after))
-    return tuple(header), tuple(closing)

@@ -19,6 +19,7 @@ from tools.train.features import Features
 from tools.train.held_out import DEPTH, HeldOut, held_out
 from tools.train.model import DraftHead
 from tools.train.objective import Objective
+from tools.train.optimizers import optimizers_for
 from tools.train.options import Options
 
 HELD_OUT_CONVERSATIONS = 48
@@ -149,29 +150,3 @@ class Trainer:
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=self.options.bf16)
-
-
-def optimizers_for(head: DraftHead, options: Options) -> list[torch.optim.Optimizer]:
-    """Muon (https://kellerjordan.github.io/posts/muon/) for the matrices that turn hidden states into hidden states.
-
-    The LM head, whose rows are a vocabulary, and vectors have AdamW, or all do. Each group has its largest learning
-    rate as `initial_lr`.
-    """
-    trained = {name: parameter for name, parameter in head.named_parameters() if parameter.requires_grad}
-    inner = {
-        name: parameter
-        for name, parameter in trained.items()
-        if options.optimizer == "muon" and parameter.ndim == 2 and parameter is not head.output_weight
-    }
-    rest = [parameter for name, parameter in trained.items() if name not in inner]
-    matrices, vectors = [p for p in rest if p.ndim > 1], [p for p in rest if p.ndim == 1]
-    groups = [{"params": vectors, "weight_decay": 0.0}, {"params": matrices, "weight_decay": options.weight_decay}]
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW([group for group in groups if group["params"]], lr=options.lr, betas=(0.9, 0.95), fused=True)
-    ]
-    if inner:
-        optimizers.append(torch.optim.Muon(inner.values(), lr=options.muon_lr, weight_decay=options.weight_decay))
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["initial_lr"] = group["lr"]
-    return optimizers
