@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from tests import seeded
 from tests.models import write_tiny_head, write_tiny_target
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +32,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keeps what the runtime remembers of bundles out of the user's cache."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers() -> None:
+    seeded.start_again()
 
 
 @pytest.fixture(scope="session")

@@ -83,7 +83,9 @@ def export(
     draft: Annotated[str, typer.Option(help="EAGLE head: a directory or a Hub id.")],
     model: Annotated[str | None, typer.Option(help="Target: a Hugging Face directory, .gguf file or Hub id.")] = None,
     inspect: Annotated[bool, typer.Option("--inspect", help="Say what the head is and if it fits; no export.")] = False,
-    profiles: Annotated[str | None, typer.Option(help="Sizes of dynamic trees, rising.", show_default="4,8,16")] = None,
+    profiles: Annotated[
+        str | None, typer.Option(help="Sizes of dynamic trees, rising; 60:8 has eight levels.", show_default="4,8,16")
+    ] = None,
     tree: Annotated[str, typer.Option(help="dynamic, static (EAGLE-1's 25 nodes), or a JSON file of paths.")] = DYNAMIC,
     out: Annotated[Path | None, typer.Option(help="Bundle to write.", show_default="MODEL-eagle")] = None,
     backend: Annotated[Backend, typer.Option(help="What will run the graphs.")] = Backend.ONNXRUNTIME,

@@ -19,7 +19,7 @@ from eagle_graphs.errors import EagleError
 MIN_NODES = 2
 MAX_NODES = 128
 TOP_K = 8
-MAX_DEPTH = 4
+MAX_DEPTH = 8
 
 Path = tuple[int, ...]
 
@@ -112,24 +112,35 @@ def paths_from_json(text: str, where: str) -> tuple[Path, ...]:
     return tuple(map(tuple, data))
 
 
-def profile_from_nodes(nodes: int) -> Profile:
-    """The profile of a tree of `nodes` rows.
+def profile_from_nodes(nodes: int, depth: int | None = None) -> Profile:
+    """The profile of a tree of `nodes` rows, of as many levels as given.
 
-    Each doubling of the tree earns one level, up to four, and half its rows as width, up to eight. Measured with a
-    head of accepted length 2: more of either costs passes and gains under 1%.
+    Each doubling of the tree earns one level, and half its rows as width, up to eight. With a head of accepted length
+    3 one level more costs about what it brings, and more width brings less; a better head pays for more levels.
+    Raises EagleError where a tree of so many rows or levels cannot be.
     """
-    depth = min(MAX_DEPTH, max(1, (nodes - 1).bit_length()))
-    return Profile(nodes=nodes, top_k=max(1, min(TOP_K, nodes - 1, max(3, nodes // 2))), depth=depth)
+    depth = max(1, (nodes - 1).bit_length()) if depth is None else depth
+    profile = Profile(nodes=nodes, top_k=max(1, min(TOP_K, nodes - 1, max(3, nodes // 2))), depth=depth)
+    if depth > (most := min(nodes - 1, MAX_DEPTH)):
+        raise EagleError(f"a tree of {nodes} nodes in {depth} levels: it can have at most {most} below its root")
+    return profile
 
 
 def profiles_from_text(text: str) -> tuple[Profile, ...]:
-    """Profiles from a list such as "4,8,16". Raises EagleError unless they are numbers that rise."""
+    """Profiles from a list such as "4,8,16" or "8,16:6,60:8", the number of levels behind the colon.
+
+    Raises EagleError unless they are numbers, and the sizes rise.
+    """
     try:
-        sizes = [int(item) for item in text.split(",")]
+        shapes = [[int(number) for number in item.split(":", 1)] for item in text.split(",")]
     except ValueError:
-        raise EagleError(f"profiles are tree sizes separated by commas, as in 4,8,16; found {text!r}") from None
+        raise EagleError(
+            "profiles are tree sizes separated by commas, as in 4,8,16, where wanted with their number of levels, as in "
+            f"4,8,16:6; found {text!r}"
+        ) from None
+    sizes = [size for size, *_ in shapes]
     if sizes != sorted(set(sizes)):
         raise EagleError(
-            f"profiles must rise and differ; found {text!r}: write {','.join(map(str, sorted(set(sizes))))}"
+            f"profiles must rise and differ in size; found {text!r}: write {','.join(map(str, sorted(set(sizes))))}"
         )
-    return tuple(profile_from_nodes(size) for size in sizes)
+    return tuple(profile_from_nodes(*shape) for shape in shapes)

@@ -7,8 +7,9 @@ programming", 1967), which choosing the highest rate of each round does not.
 
 Before drafting its result is unknown. What drafting has lately added to the worth of a round is the estimate, kept
 apart for rounds in which look-up already knew more or less. How deep to draft is decided on the trees drafted: each
-says what a smaller profile would have given of it, so that two neighbours are compared on the same trees. Trying what
-seems not to pay has a budget, a small share of the time spent, so that it can never cost more.
+says what a smaller profile would have given of it, so that two neighbours are compared on the same trees. The first
+rounds draft with the deepest, which compares all. Later, trying what seems not to pay has a budget, a small share of the
+time spent, so that it can never cost more.
 
 Nothing here knows of graphs or clocks: costs and probabilities go in, choices come out.
 """
@@ -107,8 +108,10 @@ class Controller:
                 self._allowance -= loss
                 return depth
         deepest = self._profiles[-1]
+        if depth == deepest or self._steps[-1].weight < _FIRST_STEPS:
+            return deepest
         extra = prices.draft[deepest] - prices.draft[depth]
-        if extra <= self._allowance and depth != deepest:
+        if extra <= self._allowance:
             self._allowance -= max(extra, 0.0)
             return deepest
         return depth

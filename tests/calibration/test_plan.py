@@ -19,9 +19,9 @@ from eagle_calibration.plan import ERROR_RATIO, Plan, plan_layers, plans_from_fi
 from eagle_graphs import EagleError
 from eagle_graphs.lowering.linear import Linear
 from eagle_graphs.native.packing import pack, quant_linear, quantize_rows
+from tests.seeded import RANDOM
 
 INPUTS = 256
-RANDOM = np.random.default_rng(9)
 
 
 def layer(name: str, x: ir.Value, weights: np.ndarray) -> Linear:

@@ -14,8 +14,7 @@ from eagle_calibration.observe import ObservedRows
 from eagle_calibration.smoothing import find_smoothing, smoothing_from_file
 from eagle_graphs import EagleError
 from tests.calibration.test_plan import layer
-
-RANDOM = np.random.default_rng(0)
+from tests.seeded import RANDOM
 
 
 def found_for(rows: np.ndarray, matrix: np.ndarray) -> tuple[float, np.ndarray]:

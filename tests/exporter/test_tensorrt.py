@@ -36,9 +36,11 @@ KERNELS = {"fp16": "Half", "fp8": "FP8", "int8": "Int8", "int4": "Int4"}
 PASSES = {
     "target": ["plain", "tree 10", "tree 30", "tree 60", "chunk"],
     "draft": [
-        *("extension 5", "level 5/5", "level 5/10", "level 5/15", "level 2/2", "level 1/3", "level 1/4"),
-        *("level 8/8", "level 8/16", "level 8/24", "level 4/4", "level 6/10", "level 4/14"),
-        *("level 10/15", "level 12/27", "chunk"),
+        *("extension 5", "extension 6", "extension 7"),
+        *("level 5/5", "level 5/10", "level 5/15", "level 2/2", "level 1/3", "level 1/4"),
+        *("level 8/8", "level 8/16", "level 8/24", "level 8/32"),
+        *("level 3/3", "level 6/9", "level 4/13", "level 3/16", "level 8/40"),
+        *("level 4/4", "level 8/12", "level 10/22", "level 5/27", "level 6/33", "chunk"),
     ],
 }
 
@@ -141,7 +143,7 @@ def test_an_export_builds_engines_and_says_what_they_are_made_of(eagle3: Exporte
     assert (engine.backend, engine.architectures, engine.cache_dtype) == ("tensorrt-rtx", ("sm89",), "float16")
     assert {engine.target, engine.draft, "gpu-calibration.json"} - manifest.files.keys() == {"gpu-calibration.json"}
     assert manifest.versions["tensorrt-rtx"]
-    assert {nodes: len(steps) for nodes, steps in engine.draft_steps.items()} == {"10": 4, "30": 4, "60": 4}
+    assert {nodes: len(steps) for nodes, steps in engine.draft_steps.items()} == {"10": 4, "30": 5, "60": 6}
     assert {entry.output for entry in eagle3.report.parity["portable"]} >= {
         "logits",
         "features",
@@ -163,7 +165,7 @@ def test_frozen_shapes_are_those_of_the_passes(eagle3: Exported) -> None:
         "kv_length": (1,),
         "logit_rows": (30,),
     }
-    assert draft.passes[3].inputs["tree_mask"] == (1, 5, 15)
+    assert draft.passes[5].inputs["tree_mask"] == (1, 5, 15)
     assert target.outputs == {"argmax_ids": "Int64", "logits": "Float", "finite": "Bool", "features": "Float"}
 
 
@@ -228,7 +230,7 @@ def test_steps_of_drafting_keep_their_few_constants(
     monkeypatch.setattr(bundle_module, "_put_in_place", lambda *_: None)
     options, portable = replace(RTX, strip_weights=True), read_manifest(eagle3.bundle).portable[0]
     add_engines(eagle3.bundle, portable, options, progress=Silent(), log=tmp_path / "log")
-    assert len(stripped) == 2 + 3 * 4
+    assert len(stripped) == 2 + (4 + 5 + 6)  # a step a level
     assert {name for name, without in stripped.items() if without} == {"target.onnx", "draft.onnx"}
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-RANDOM = np.random.default_rng(5)
+from tests.seeded import RANDOM
 
 LINEAR_FORMS = {
     "MatMul": ("agraph (float[B, Q, 96] x) => (float[B, Q, 40] y) {y = MatMul(x, w)}", {"w": (96, 40)}),

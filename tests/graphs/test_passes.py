@@ -24,6 +24,7 @@ def test_the_head_s_passes_extend_by_a_round_and_go_down_level_by_level() -> Non
     passes = draft_passes(profiles_from_text("10,60"), LIMITS)
     assert [(each.name, *each.sizes.values()) for each in passes] == [
         ("extension 5", 5, 5, 1),
+        ("extension 7", 7, 7, 1),
         ("level 5/5", 5, 5, 5),
         ("level 5/10", 5, 10, 5),
         ("level 5/15", 5, 15, 5),
@@ -33,8 +34,13 @@ def test_the_head_s_passes_extend_by_a_round_and_go_down_level_by_level() -> Non
         ("level 8/8", 8, 8, 8),
         ("level 8/16", 8, 16, 8),
         ("level 8/24", 8, 24, 8),
-        ("level 10/15", 10, 15, 10),
-        ("level 12/27", 12, 27, 12),
+        ("level 8/32", 8, 32, 8),
+        ("level 8/40", 8, 40, 8),
+        ("level 4/4", 4, 4, 4),
+        ("level 8/12", 8, 12, 8),
+        ("level 10/22", 10, 22, 10),
+        ("level 5/27", 5, 27, 5),
+        ("level 6/33", 6, 33, 6),
         ("chunk", 64, 64, 1),
     ]
 

@@ -81,7 +81,7 @@ def test_int8_smooths_inputs_before_it_rounds_them(name: str) -> None:
     integers = np.rint(x / smoothing / np.float32(scale)).clip(-128, 127) * np.float32(scale)
     wanted = integers @ (np.rint(matrix * smoothing / steps) * steps).T + bias
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-2)
-    assert np.linalg.norm(found - exact) < 0.05 * np.linalg.norm(exact)
+    assert np.linalg.norm(found - exact) < 0.1 * np.linalg.norm(exact)
 
 
 @form

@@ -28,7 +28,7 @@ def test_every_size_in_range_can_be_filled(nodes: int) -> None:
 
 @pytest.mark.parametrize(
     ("nodes", "top_k", "depth"),
-    [(2, 1, 1), (3, 2, 2), (4, 3, 2), (5, 3, 3), (8, 4, 3), (9, 4, 4), (16, 8, 4), (128, 8, 4)],
+    [(2, 1, 1), (3, 2, 2), (4, 3, 2), (5, 3, 3), (8, 4, 3), (9, 4, 4), (16, 8, 4), (17, 8, 5), (60, 8, 6), (128, 8, 7)],
 )
 def test_width_and_depth_follow_from_the_size(nodes: int, top_k: int, depth: int) -> None:
     assert profile_from_nodes(nodes) == Profile(nodes=nodes, top_k=top_k, depth=depth)
@@ -65,14 +65,36 @@ def test_profiles_from_text(text: str, sizes: list[int]) -> None:
     assert profiles_from_text(text) == tuple(profile_from_nodes(size) for size in sizes)
 
 
-@pytest.mark.parametrize("text", ["", "a", "4,", "4;8", "4.0", "4,,8", "4 8", "0x10"])
+def test_levels_of_one_s_own_choice() -> None:
+    shapes = [(profile.nodes, profile.top_k, profile.depth) for profile in profiles_from_text("4:3,8,17:8,60:8")]
+    assert shapes == [(4, 3, 3), (8, 4, 3), (17, 8, 8), (60, 8, 8)]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("4:4", "a tree of 4 nodes in 4 levels: it can have at most 3 below its root"),
+        ("60:9", "a tree of 60 nodes in 9 levels: it can have at most 8 below its root"),
+        ("60:1", "a tree of 60 nodes needs 59 candidates, but 8 children over 1 levels give 8"),
+        ("8:0", "a tree of 8 nodes needs 7 candidates, but 4 children over 0 levels give 0"),
+    ],
+)
+def test_levels_that_a_tree_cannot_have_are_refused(text: str, why: str) -> None:
+    with pytest.raises(EagleError) as caught:
+        profiles_from_text(text)
+    assert str(caught.value) == why
+
+
+@pytest.mark.parametrize("text", ["", "a", "4,", "4;8", "4.0", "4,,8", "4 8", "0x10", "4:", ":4", "4:2:2", "4,8:a"])
 def test_what_is_not_a_list_of_numbers_is_refused(text: str) -> None:
-    with pytest.raises(EagleError, match="separated by commas, as in 4,8,16; found") as caught:
+    with pytest.raises(EagleError, match="as in 4,8,16:6; found") as caught:
         profiles_from_text(text)
     assert repr(text) in str(caught.value)
 
 
-@pytest.mark.parametrize(("text", "instead"), [("8,4", "4,8"), ("4,4,8", "4,8"), ("16,4,8,4", "4,8,16")])
+@pytest.mark.parametrize(
+    ("text", "instead"), [("8,4", "4,8"), ("4,4,8", "4,8"), ("16,4,8,4", "4,8,16"), ("8:3,8:4", "8")]
+)
 def test_sizes_that_do_not_rise_are_refused_and_put_right(text: str, instead: str) -> None:
     with pytest.raises(EagleError, match=f"found '{text}': write {instead}$"):
         profiles_from_text(text)

@@ -14,7 +14,8 @@ from eagle_graphs.lowering import QuantizedLayer, quantize
 from eagle_graphs.lowering.linear import linears
 from eagle_graphs.native import packing
 from tests.graphs.native import session_options
-from tests.graphs.small_graphs import LINEAR_FORMS, RANDOM, linear_form, model, ops, weights
+from tests.graphs.small_graphs import LINEAR_FORMS, linear_form, model, ops, weights
+from tests.seeded import RANDOM
 
 Arrays = dict[str, np.ndarray]
 

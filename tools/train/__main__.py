@@ -196,7 +196,7 @@ def evaluate(
     head: Annotated[str, typer.Option(help="A head that eagle-export reads: a directory or a Hub id.")],
     model: Annotated[str, typer.Option(help="Its target.")],
     prompts: Annotated[Path, typer.Option(help="JSONL of prompts with categories.")] = Path("tools/prompts.jsonl"),
-    profiles: Annotated[str, typer.Option(help="Sizes of dynamic trees.")] = "4,8,16,30,60",
+    profiles: Annotated[str, typer.Option(help="Sizes of dynamic trees; 60:8 has eight levels.")] = "4,8,16,30,60",
     static: Annotated[bool, typer.Option("--static", help="EAGLE-1's tree of 25 nodes too.")] = False,
     limit: Annotated[int | None, typer.Option(min=1, help="Only so many prompts, spread over the file.")] = None,
     new_tokens: Annotated[int, typer.Option(min=2, help="Longest answer.")] = 128,
