@@ -16,7 +16,7 @@ VENV     := .venv
 BIN      := $(VENV)/bin
 PIP      := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS)
 BUNDLE   := build/demo-bundle
-PROMPT   ?= Explain to a child why the sky is blue.
+PROMPT   ?= Explain how rainbows form, for a ten-year-old.
 
 # For mypy: libraries without types are called, and subclassed, more freely in tools than in the packages.
 LOOSER   := --allow-untyped-calls --allow-subclassing-any --no-warn-return-any
@@ -27,7 +27,7 @@ LOOSER   := --allow-untyped-calls --allow-subclassing-any --no-warn-return-any
 
 demo: $(BUNDLE)/manifest.json
 	@printf '\n> %s\n\n' "$(PROMPT)"
-	@$(BIN)/eagle-run $(BUNDLE) --prompt "$(PROMPT)" --max-new-tokens 192 --profile 8 --compare
+	@$(BIN)/eagle-run $(BUNDLE) --prompt "$(PROMPT)" --max-new-tokens 192 --compare
 
 test: $(VENV)/installed $(VENV)/gpu
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
