@@ -83,7 +83,7 @@ def plan_layers(layers: Sequence[Linear], observed: ObservedRows) -> Plan:
 
 
 def _plan(group: Sequence[Linear], rows: torch.Tensor | None) -> list[LayerPlan]:
-    matrices = [torch.from_numpy(layer.matrix()) for layer in group]
+    matrices = [torch.tensor(layer.matrix()) for layer in group]
     inputs = matrices[0].shape[1]
     if rows is None or rows.shape[1] != inputs:
         everything = -(-inputs // WIDE_MULTIPLE) * WIDE_MULTIPLE

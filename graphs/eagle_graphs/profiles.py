@@ -131,16 +131,17 @@ def profiles_from_text(text: str) -> tuple[Profile, ...]:
 
     Raises EagleError unless they are numbers, and the sizes rise.
     """
+    items = [item.strip() for item in text.split(",")]
     try:
-        shapes = [[int(number) for number in item.split(":", 1)] for item in text.split(",")]
+        shapes = [[int(number) for number in item.split(":", 1)] for item in items]
     except ValueError:
         raise EagleError(
-            "profiles are tree sizes separated by commas, as in 4,8,16, where wanted with their number of levels, as in "
-            f"4,8,16:6; found {text!r}"
+            f"profiles are tree sizes separated by commas, as in 4,8,16; found {text!r} (16:6 is a tree of six levels)"
         ) from None
     sizes = [size for size, *_ in shapes]
-    if sizes != sorted(set(sizes)):
+    by_size = dict(zip(sizes, items, strict=True))
+    if sizes != sorted(by_size):
         raise EagleError(
-            f"profiles must rise and differ in size; found {text!r}: write {','.join(map(str, sorted(set(sizes))))}"
+            f"profiles must rise and differ; found {text!r}: write {','.join(by_size[size] for size in sorted(by_size))}"
         )
     return tuple(profile_from_nodes(*shape) for shape in shapes)

@@ -63,6 +63,7 @@ head (int64[B,Q] token_ids, float[B,Q,2] hidden, int64[B,Q] position_ids, bool[B
 """
 PROFILES = [
     *(profile_from_nodes(nodes) for nodes in (2, 3, 4, 5, 8, 10, 16, 30, 60, 128)),
+    profile_from_nodes(128, 8),
     Profile(nodes=2, top_k=1, depth=1),
     Profile(nodes=7, top_k=1, depth=6),
     Profile(nodes=6, top_k=2, depth=5),

@@ -87,13 +87,13 @@ def test_levels_that_a_tree_cannot_have_are_refused(text: str, why: str) -> None
 
 @pytest.mark.parametrize("text", ["", "a", "4,", "4;8", "4.0", "4,,8", "4 8", "0x10", "4:", ":4", "4:2:2", "4,8:a"])
 def test_what_is_not_a_list_of_numbers_is_refused(text: str) -> None:
-    with pytest.raises(EagleError, match="as in 4,8,16:6; found") as caught:
+    with pytest.raises(EagleError, match="separated by commas, as in 4,8,16; found") as caught:
         profiles_from_text(text)
     assert repr(text) in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "instead"), [("8,4", "4,8"), ("4,4,8", "4,8"), ("16,4,8,4", "4,8,16"), ("8:3,8:4", "8")]
+    ("text", "instead"), [("8,4", "4,8"), ("4,4,8", "4,8"), ("16,4,8,4", "4,8,16"), ("8:3,8:4", "8:4"), ("16:5, 8", "8,16:5")]
 )
 def test_sizes_that_do_not_rise_are_refused_and_put_right(text: str, instead: str) -> None:
     with pytest.raises(EagleError, match=f"found '{text}': write {instead}$"):
