@@ -11,8 +11,10 @@ ranks from the root down. (0, 2) is the third-best child of the root's best chil
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 
 from eagle_graphs.errors import EagleError
 
@@ -20,6 +22,8 @@ MIN_NODES = 2
 MAX_NODES = 128
 TOP_K = 8
 MAX_DEPTH = 8
+
+_SHAPE = re.compile(r"-?[0-9]{1,6}(:-?[0-9]{1,6})?")
 
 Path = tuple[int, ...]
 
@@ -119,29 +123,35 @@ def profile_from_nodes(nodes: int, depth: int | None = None) -> Profile:
     3 one level more costs about what it brings, and more width brings less; a better head pays for more levels.
     Raises EagleError where a tree of so many rows or levels cannot be.
     """
-    depth = max(1, (nodes - 1).bit_length()) if depth is None else depth
-    profile = Profile(nodes=nodes, top_k=max(1, min(TOP_K, nodes - 1, max(3, nodes // 2))), depth=depth)
-    if depth > (most := min(nodes - 1, MAX_DEPTH)):
-        raise EagleError(f"a tree of {nodes} nodes in {depth} levels: it can have at most {most} below its root")
-    return profile
+    top_k = max(1, min(TOP_K, nodes - 1, max(3, nodes // 2)))
+    if depth is None:
+        return Profile(nodes=nodes, top_k=top_k, depth=max(1, (nodes - 1).bit_length()))
+    profile_from_nodes(nodes)  # in range
+    least, most = 1 + max(0, -(-(nodes - 1 - top_k) // top_k**2)), min(nodes - 1, MAX_DEPTH)
+    if not least <= depth <= most:
+        raise EagleError(f"a tree of {nodes} nodes has {least} to {most} levels below its root; found {depth}")
+    return Profile(nodes=nodes, top_k=top_k, depth=depth)
 
 
 def profiles_from_text(text: str) -> tuple[Profile, ...]:
     """Profiles from a list such as "4,8,16" or "8,16:6,60:8", the number of levels behind the colon.
 
-    Raises EagleError unless they are numbers, and the sizes rise.
+    Raises EagleError unless they are numbers, the sizes rise, and no tree has fewer levels than a smaller one.
     """
     items = [item.strip() for item in text.split(",")]
-    try:
-        shapes = [[int(number) for number in item.split(":", 1)] for item in items]
-    except ValueError:
+    if not all(map(_SHAPE.fullmatch, items)):
         raise EagleError(
             f"profiles are tree sizes separated by commas, as in 4,8,16; found {text!r} (16:6 is a tree of six levels)"
-        ) from None
-    sizes = [size for size, *_ in shapes]
-    by_size = dict(zip(sizes, items, strict=True))
-    if sizes != sorted(by_size):
-        raise EagleError(
-            f"profiles must rise and differ; found {text!r}: write {','.join(by_size[size] for size in sorted(by_size))}"
         )
-    return tuple(profile_from_nodes(*shape) for shape in shapes)
+    profiles = [profile_from_nodes(*map(int, item.split(":"))) for item in items]
+    by_size = {profile.nodes: item for profile, item in zip(profiles, items, strict=True)}
+    if [profile.nodes for profile in profiles] != sorted(by_size):
+        rising = ",".join(by_size[size] for size in sorted(by_size))
+        raise EagleError(f"profiles must rise and differ; found {text!r}: write {rising}")
+    for smaller, larger in pairwise(profiles):
+        if larger.depth < smaller.depth:
+            raise EagleError(
+                f"the tree of {larger.nodes} nodes has {larger.depth} levels, fewer than the {smaller.depth} of the "
+                f"one of {smaller.nodes}: write {larger.nodes}:{smaller.depth}, or take levels from the smaller one"
+            )
+    return tuple(profiles)

@@ -8,8 +8,8 @@ programming", 1967), which choosing the highest rate of each round does not.
 Before drafting its result is unknown. What drafting has lately added to the worth of a round is the estimate, kept
 apart for rounds in which look-up already knew more or less. How deep to draft is decided on the trees drafted: each
 says what a smaller profile would have given of it, so that two neighbours are compared on the same trees. The first
-rounds draft with the deepest, which compares all. Later, trying what seems not to pay has a budget, a small share of the
-time spent, so that it can never cost more.
+rounds of which look-up knows nothing draft with the deepest, which compares all. Later, trying what seems not to pay
+has a budget, a small share of the time spent, so that it can never cost more.
 
 Nothing here knows of graphs or clocks: costs and probabilities go in, choices come out.
 """
@@ -33,7 +33,7 @@ _BUDGET = 0.007  # share of the time for trying what seems not to pay
 _MEMORY = 0.98  # weight of a round in the rate, against the next one's
 _PLAIN_ROUNDS = 5  # of plain decoding that the rate counts beside those seen, since few of these say little
 _GAIN_MEMORY, _GAIN_PRIOR = 48, 2  # rounds
-_STEP_MEMORY, _FIRST_STEPS = 64, 4
+_STEP_MEMORY, _FIRST_STEPS = 64, 4  # rounds
 _SURE = (0.4, 0.7, 0.9)  # bounds between classes of look-up's first token
 _PRIOR_GAIN = (0.5, 0.3, 0.12, 0.03)  # tokens that drafting adds, in each of them
 
@@ -76,6 +76,7 @@ class Controller:
         self._gains = [_Mean(prior=gain, weight=_GAIN_PRIOR, memory=_GAIN_MEMORY) for gain in _PRIOR_GAIN]
         self._steps = [_Mean(prior=0.0, weight=0, memory=_STEP_MEMORY) for _ in self._profiles]
         """What each profile's trees are worth more than those of the one before; of the first nothing."""
+        self._first = _FIRST_STEPS  # rounds left that draft with the deepest whatever it costs
         self._tokens = self._seconds = self._allowance = 0.0
 
     def prices(self, rows: int) -> Prices:
@@ -98,7 +99,10 @@ class Controller:
         """
         if len(self.options.drafts) == 1:
             return self.options.drafts[0]
-        depth = self.best_depth(prices)
+        depth, deepest = self.best_depth(prices), self._profiles[-1]
+        if self._first and _class(lookup) == 0:
+            self._first -= 1
+            return deepest
         if NOTHING in self.options.drafts:
             price = prices.draft[depth] * extension_factor(waiting)
             loss = price - self._gains[_class(lookup)].value / prices.rate
@@ -107,11 +111,8 @@ class Controller:
             if loss > 0:
                 self._allowance -= loss
                 return depth
-        deepest = self._profiles[-1]
-        if depth == deepest or self._steps[-1].weight < _FIRST_STEPS:
-            return deepest
         extra = prices.draft[deepest] - prices.draft[depth]
-        if extra <= self._allowance:
+        if extra <= self._allowance and depth != deepest:
             self._allowance -= max(extra, 0.0)
             return deepest
         return depth
@@ -135,7 +136,7 @@ class Controller:
         """Takes in what drafting has added to a round.
 
         Args:
-            expected: of the tree of both.
+            expected: of the tree of both, drafted with the profile that it pays most to draft with.
             lookup: of look-up alone, as `choose_draft` was told.
             informed: the same by what the head's draft has told of look-up's tokens since.
             prices: of the round.

@@ -101,9 +101,7 @@ class Planner:
             tree = drafter.draft(tokens, self._profiles[draft], clock)
             merged = self._merge(tree, match, chances)
             expected = merged.expected()
-            if NOTHING in controller.options.drafts and draft == controller.best_depth(prices):
-                controller.learn_gain(expected, alone, merged.expected_of_branch(), prices)
-            self._compare(draft, tree, merged, prices)
+            self._compare(draft, tree, merged, alone, prices)
         nodes = controller.choose_size(expected, prices)
         if match is None:
             tree = cut(tree, nodes)
@@ -180,13 +178,25 @@ class Planner:
             tokens=[*drafted.tokens, *rest], parents=parents, values=values, branch=branch, left=left, drafted=drafted
         )
 
-    def _compare(self, draft: int, tree: Tree, merged: _Merged, prices: Prices) -> None:
-        """Compares the profiles up to the drafted one on its tree."""
-        profiles = [self._profiles[nodes] for nodes in self._controller.options.drafts if NOTHING < nodes <= draft]
+    def _compare(self, draft: int, tree: Tree, merged: _Merged, alone: Expected, prices: Prices) -> None:
+        """Compares drafting with not drafting, and the profiles up to the drafted one on its tree.
+
+        alone: what look-up alone was expected to give.
+        """
+        controller = self._controller
+        profiles = [self._profiles[nodes] for nodes in controller.options.drafts if NOTHING < nodes <= draft]
+        best, curves = controller.best_depth(prices), dict[int, Expected]()
         if len(profiles) > 1:
             assert merged.drafted is not None
             values = values_from(merged.drafted.parents, self._experience.head.probabilities(merged.drafted))
-            self._controller.learn_steps(_by_profile(tree.depths.tolist(), values, profiles), prices)
+            curves = _by_profile(tree.depths.tolist(), values, profiles)
+        if NOTHING in controller.options.drafts:
+            if draft == best:
+                controller.learn_gain(merged.expected(), alone, merged.expected_of_branch(), prices)
+            elif best in curves and not merged.branch:
+                controller.learn_gain(curves[best], alone, alone, prices)
+        if curves:
+            controller.learn_steps(list(curves.values()), prices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,11 +248,11 @@ class _Merged:
         return best_tree(self.tokens[1:], parents, self.values[1:], self.tokens[0], nodes)
 
 
-def _by_profile(depths: list[int], values: list[float], profiles: Sequence[Profile]) -> list[Expected]:
+def _by_profile(depths: list[int], values: list[float], profiles: Sequence[Profile]) -> dict[int, Expected]:
     """What each profile would have given: its best nodes among those no deeper than it drafts."""
-    curves: list[Expected] = []
+    curves: dict[int, Expected] = {}
     for profile in profiles:
         within = (value for value, depth in zip(values[1:], depths[1:], strict=True) if depth <= profile.depth)
         best = sorted(within, reverse=True)[: profile.nodes - 1]
-        curves.append(expected_from_probabilities(map(math.exp, best)))
+        curves[profile.nodes] = expected_from_probabilities(map(math.exp, best))
     return curves

@@ -93,8 +93,9 @@ def test_a_layer_whose_weights_alone_hurt_stays_in_float32() -> None:
     assert planned(rows, weights).quantized() == {}
 
 
-@pytest.mark.parametrize("weights", [np.sign(normal(64, INPUTS)), np.eye(INPUTS, dtype=np.float32)])
-def test_weights_that_8_bits_hold_exactly_are_planned(weights: np.ndarray) -> None:
+@pytest.mark.parametrize("weights", [None, np.eye(INPUTS, dtype=np.float32)], ids=["signs", "identity"])
+def test_weights_that_8_bits_hold_exactly_are_planned(weights: np.ndarray | None) -> None:
+    weights = np.sign(normal(64, INPUTS)) if weights is None else weights
     (plan,) = planned(normal(100, INPUTS), weights).layers
     assert plan.error_of_weights < 1e-9
     assert plan.error < 1e-5

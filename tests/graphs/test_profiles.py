@@ -73,10 +73,17 @@ def test_levels_of_one_s_own_choice() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("4:4", "a tree of 4 nodes in 4 levels: it can have at most 3 below its root"),
-        ("60:9", "a tree of 60 nodes in 9 levels: it can have at most 8 below its root"),
-        ("60:1", "a tree of 60 nodes needs 59 candidates, but 8 children over 1 levels give 8"),
-        ("8:0", "a tree of 8 nodes needs 7 candidates, but 4 children over 0 levels give 0"),
+        ("4:4", "a tree of 4 nodes has 1 to 3 levels below its root; found 4"),
+        ("60:9", "a tree of 60 nodes has 2 to 8 levels below its root; found 9"),
+        ("60:1", "a tree of 60 nodes has 2 to 8 levels below its root; found 1"),
+        ("8:0", "a tree of 8 nodes has 2 to 7 levels below its root; found 0"),
+        ("8:-1", "a tree of 8 nodes has 2 to 7 levels below its root; found -1"),
+        ("60:9,8", "a tree of 60 nodes has 2 to 8 levels below its root; found 9"),
+        (
+            "16:8,60",
+            "the tree of 60 nodes has 6 levels, fewer than the 8 of the one of 16: write 60:8, or take levels from the "
+            "smaller one",
+        ),
     ],
 )
 def test_levels_that_a_tree_cannot_have_are_refused(text: str, why: str) -> None:
@@ -85,7 +92,10 @@ def test_levels_that_a_tree_cannot_have_are_refused(text: str, why: str) -> None
     assert str(caught.value) == why
 
 
-@pytest.mark.parametrize("text", ["", "a", "4,", "4;8", "4.0", "4,,8", "4 8", "0x10", "4:", ":4", "4:2:2", "4,8:a"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "a", "4,", "4;8", "4.0", "4,,8", "4 8", "0x10", "4:", ":4", "4:2:2", "4,8:a", "4_0", "+4", "8" * 5000],
+)
 def test_what_is_not_a_list_of_numbers_is_refused(text: str) -> None:
     with pytest.raises(EagleError, match="separated by commas, as in 4,8,16; found") as caught:
         profiles_from_text(text)
@@ -93,7 +103,8 @@ def test_what_is_not_a_list_of_numbers_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "instead"), [("8,4", "4,8"), ("4,4,8", "4,8"), ("16,4,8,4", "4,8,16"), ("8:3,8:4", "8:4"), ("16:5, 8", "8,16:5")]
+    ("text", "instead"),
+    [("8,4", "4,8"), ("4,4,8", "4,8"), ("16,4,8,4", "4,8,16"), ("8:3,8:4", "8:4"), ("16:5, 8", "8,16:5")],
 )
 def test_sizes_that_do_not_rise_are_refused_and_put_right(text: str, instead: str) -> None:
     with pytest.raises(EagleError, match=f"found '{text}': write {instead}$"):

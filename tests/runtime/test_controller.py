@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle_graphs import profile_from_nodes
-from eagle_runtime.controller import NOTHING, Controller, Expected, Options, expected_from_probabilities
+from eagle_runtime.controller import NOTHING, Controller, Expected, Options, Prices, expected_from_probabilities
 from eagle_runtime.cost_table import Line
 from eagle_runtime.costs import Costs
 
@@ -92,8 +92,9 @@ def play(auto: Controller, rounds: int, drafted: Callable[[int], dict[int, Expec
             curves = drafted(number)
             expected, seconds = curves[draft], 1e-3 * DRAFT[draft]
             run.wasted += seconds
-            if draft == auto.best_depth(prices):
-                auto.learn_gain(expected, lookup, lookup, prices)
+            best = auto.best_depth(prices)
+            if draft == best or lookup is NO_LOOKUP:
+                auto.learn_gain(curves[best], lookup, lookup, prices)
             auto.learn_steps([curves[profile] for profile in DRAFTS if profile <= draft], prices)
         size = auto.choose_size(expected, prices)
         seconds += 1e-3 * VERIFY[size]
@@ -150,7 +151,7 @@ def test_the_rate_comes_to_that_of_the_best_of_all_choices(name: str) -> None:
 def test_a_head_that_never_helps_costs_a_hundredth() -> None:
     drafted, auto = world(dict.fromkeys(DRAFTS, (1e-09, 1e-09))), controller()
     start = play(auto, 100, drafted, NO_LOOKUP)
-    assert start.tokens / start.seconds > 0.96 / 6e-3  # the first rounds draft with the deepest
+    assert start.tokens / start.seconds > 0.965 / 6e-3
     later = play(auto, 1000, drafted, NO_LOOKUP)
     assert 0 < later.wasted < 0.011 * later.seconds
 
@@ -164,8 +165,27 @@ def test_drafting_is_taken_up_again_once_it_pays() -> None:
     assert run.tokens / run.seconds > 0.98 * search(useful, NO_LOOKUP)
 
 
+def test_the_first_rounds_draft_with_the_deepest_whatever_it_costs() -> None:
+    auto = controller()
+    dear = replace(auto.prices(0), draft=dict.fromkeys(DRAFTS, 1.0))
+    sure = expected_from_probabilities([0.95] * 15)
+    assert auto.choose_draft(sure, dear) == NOTHING, "look-up knows enough: this is not one of them"
+    assert [auto.choose_draft(NO_LOOKUP, dear) for _ in range(6)] == [max(DRAFTS)] * 4 + [NOTHING] * 2
+
+
+def test_a_dear_draft_that_pays_is_found_out() -> None:
+    """Before anything was drafted, it is worth less than it costs."""
+    auto, verify = controller(drafts=(NOTHING, 16), preferred=16), {1: 6e-3, 4: 7e-3, 8: 8e-3, 16: 9e-3}
+    prices = Prices(rate=1 / 6e-3, verify=verify, draft={16: 5.5e-3})
+    for _ in range(4):
+        assert auto.choose_draft(NO_LOOKUP, prices) == 16
+        auto.learn_gain(expected_from_probabilities(0.9 ** np.arange(1, 16)), NO_LOOKUP, NO_LOOKUP, prices)
+    assert auto.choose_draft(NO_LOOKUP, prices) == 16
+
+
 def test_rows_that_wait_for_the_head_count() -> None:
     auto = controller()
+    play(auto, 4, world(WORLDS["the shallow draft pays"]), NO_LOOKUP)
     assert auto.choose_draft(NO_LOOKUP, auto.prices(0)) != NOTHING
     assert auto.choose_draft(NO_LOOKUP, auto.prices(0), waiting=1000) == NOTHING
 
@@ -200,8 +220,7 @@ def test_the_preferred_profile_is_drafted_with_before_any_comparison(preferred: 
     assert auto.best_depth(auto.prices(0)) == preferred
 
 
-def test_a_smaller_profile_is_found_better_without_a_trial() -> None:
-    """The trees of the preferred one say what the smaller one would have given."""
+def test_a_smaller_profile_is_found_better_on_the_trees_of_a_larger_one() -> None:
     auto, drafted = controller(preferred=8), world({4: (0.3, 0.5), 8: (0.3, 0.5), 16: (0.3, 0.5)})
     play(auto, 6, drafted, NO_LOOKUP)
     assert auto.best_depth(auto.prices(0)) == 4
