@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from eagle_graphs.errors import EagleError
@@ -124,13 +124,13 @@ def profile_from_nodes(nodes: int, depth: int | None = None) -> Profile:
     Raises EagleError where a tree of so many rows or levels cannot be.
     """
     top_k = max(1, min(TOP_K, nodes - 1, max(3, nodes // 2)))
+    profile = Profile(nodes=nodes, top_k=top_k, depth=max(1, (nodes - 1).bit_length()))
     if depth is None:
-        return Profile(nodes=nodes, top_k=top_k, depth=max(1, (nodes - 1).bit_length()))
-    profile_from_nodes(nodes)  # in range
+        return profile
     least, most = 1 + max(0, -(-(nodes - 1 - top_k) // top_k**2)), min(nodes - 1, MAX_DEPTH)
     if not least <= depth <= most:
         raise EagleError(f"a tree of {nodes} nodes has {least} to {most} levels below its root; found {depth}")
-    return Profile(nodes=nodes, top_k=top_k, depth=depth)
+    return replace(profile, depth=depth)
 
 
 def profiles_from_text(text: str) -> tuple[Profile, ...]:

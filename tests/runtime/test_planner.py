@@ -41,6 +41,18 @@ class Wavering(Controller):
         return int(self.random.choice([size for size in self.options.sizes if size <= len(expected)]))
 
 
+class Told(Controller):
+    """Keeps what it is told of trees with drafted nodes."""
+
+    def __init__(self) -> None:
+        super().__init__(EVERYTHING, Costs(PROFILES), preferred=4)
+        self.told = list[Expected]()
+
+    def learn_gain(self, expected: Expected, lookup: Expected, informed: Expected, prices: Prices) -> None:
+        self.told.append(expected)
+        super().learn_gain(expected, lookup, informed, prices)
+
+
 class RandomHead:
     """Drafts random trees of few words, among which each node's children differ."""
 
@@ -87,6 +99,17 @@ def check(tree: Tree, root: int) -> None:
         assert tree.depths[row] == tree.depths[parent] + 1
         assert tree.values[row] <= tree.values[parent]
         assert tree.mask[row - 1, parent], "not in depth-first order"
+
+
+def test_a_first_round_says_what_the_preferred_profile_would_have_added() -> None:
+    controller, head = Told(), RandomHead(0, 6)
+    Planner(Experience(controller=controller), PROFILES, lookup=False).propose([1, 2], head, PhaseClock(Stats()))
+    tree = head.latest
+    assert tree is not None
+    assert len(tree) == 16
+    within = np.sort(tree.values[(tree.depths >= 1) & (tree.depths <= PROFILES[0].depth)])[::-1]
+    (told,) = controller.told
+    assert list(told) == pytest.approx([1, *(1 + np.exp(within[:3]).cumsum())], rel=1e-3)
 
 
 @settings(max_examples=60)
